@@ -38,14 +38,22 @@ typedef struct kvd_gguf_tensor {
 } kvd_gguf_tensor;
 
 /* Parse header, metadata and tensor table; check that all tensor data lies in
- * the file. Returns owned. Memory: host account, below the size of metadata. */
+ * the file. Returns owned. Memory: host account, about 1.8 times the bytes before
+ * the tensor data for a real file and at most 6 times (many tiny entries), plus
+ * read-ahead of 1 MiB during the call. Borrows l until the close. */
 int kvd__gguf_open(kvd_gguf **out, const char *path, kvd_ledger *l, kvd_error *err);
 void kvd__gguf_close(kvd_gguf **g);
 
 /* XXH3-128 of everything before the tensor data plus size of the file, and of
  * each tensor's bytes (computed when called: reads the file once). What the
- * receipt names as the model. 16 bytes out. */
+ * receipt names as the model. 16 bytes out; gguf.c has the exact layout. */
 int kvd__gguf_fingerprint(const kvd_gguf *g, uint8_t out[16], kvd_error *err);
+
+/* The same for a caller that has read all tensors anyway: tensor_hash is
+ * [n_tensors][16], in table order, each the XXH3-128 of the tensor's n_bytes as
+ * they lie in the file, in canonical form (XXH128_canonicalFromHash). Reads
+ * nothing; always 0. */
+int kvd__gguf_fingerprint_from(const kvd_gguf *g, const uint8_t (*tensor_hash)[16], uint8_t out[16]);
 
 int64_t kvd__gguf_size_bytes(const kvd_gguf *g);
 int kvd__gguf_version(const kvd_gguf *g);
@@ -54,7 +62,9 @@ const kvd_gguf_tensor *kvd__gguf_tensor_at(const kvd_gguf *g, int64_t i);
 /* By name, NULL if absent. */
 const kvd_gguf_tensor *kvd__gguf_tensor(const kvd_gguf *g, const char *name);
 
-/* Read n bytes of a tensor's data from byte `from` of it. Any thread. */
+/* Read n bytes of a tensor's data from byte `from` of it. Any thread. A file
+ * whose size has changed since the opening is an error: KVD_E_GGUF_TRUNCATED or
+ * KVD_E_IO. */
 int kvd__gguf_read(const kvd_gguf *g, const kvd_gguf_tensor *t, int64_t from, void *buf, size_t n, kvd_error *err);
 
 /* Metadata. All return 0, KVD_E_GGUF_MISSING, or KVD_E_GGUF_VALUE_TYPE when the
@@ -68,7 +78,8 @@ int kvd__gguf_bool(const kvd_gguf *g, const char *key, bool *out, kvd_error *err
 int kvd__gguf_str(const kvd_gguf *g, const char *key, kvd_str *out, kvd_error *err);
 
 /* Arrays, borrowed from g, n entries. Strings; f32; integers of 32 bits or any
- * narrower kind widened to i32. */
+ * narrower kind (bool too) widened to i32. A u32 of 2^31 or more is a
+ * KVD_E_GGUF_VALUE_TYPE. */
 int kvd__gguf_str_array(const kvd_gguf *g, const char *key, const kvd_str **out, int64_t *n, kvd_error *err);
 int kvd__gguf_f32_array(const kvd_gguf *g, const char *key, const float **out, int64_t *n, kvd_error *err);
 int kvd__gguf_i32_array(const kvd_gguf *g, const char *key, const int32_t **out, int64_t *n, kvd_error *err);
