@@ -36,6 +36,22 @@ void kvd__ledger_init(kvd_ledger *l, int64_t budget_bytes)
     l->budget_bytes = budget_bytes > 0 ? budget_bytes : INT64_MAX;
 }
 
+kvd_ledger *kvd__ledger_create(int64_t budget_bytes, kvd_error *err)
+{
+    kvd_ledger *l = malloc(sizeof *l);
+    if (l)
+        kvd__ledger_init(l, budget_bytes);
+    else
+        kvd__fail(err, KVD_E_NOMEM, "out of memory: the ledger");
+    return l;
+}
+
+void kvd__ledger_destroy(kvd_ledger **l)
+{
+    free(*l);
+    *l = NULL;
+}
+
 const char *kvd__account_name(kvd_account a) { return accounts[a].name; }
 bool kvd__account_is_context(kvd_account a) { return accounts[a].context; }
 

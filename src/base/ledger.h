@@ -56,6 +56,11 @@ typedef struct kvd_ledger {
 /* budget_bytes <= 0 means unlimited. */
 void kvd__ledger_init(kvd_ledger *l, int64_t budget_bytes);
 
+/* The same on the heap; NULL with err set when out of memory. All that was
+ * allocated from it must be freed before. */
+kvd_ledger *kvd__ledger_create(int64_t budget_bytes, kvd_error *err);
+void kvd__ledger_destroy(kvd_ledger **l);
+
 const char *kvd__account_name(kvd_account a);
 bool kvd__account_is_context(kvd_account a);
 

@@ -1,0 +1,143 @@
+#include "kv/kv.h"
+
+#include <string.h>
+
+#include "base/error.h"
+
+static int64_t ceil_block(int64_t n) { return (n + KVD__BLOCK - 1) / KVD__BLOCK; }
+
+int kvd__kv_create(kvd_kv **out, const kvd_kv_shape *s, kvd_ledger *l, kvd_error *err)
+{
+    kvd_kv *kv = kvd__alloc(l, KVD_ACC_HOST, sizeof *kv, err);
+    if (!kv)
+        return KVD_E_NOMEM;
+    kv->shape = *s;
+    kv->ledger = l;
+    kv->block_bytes = kvd__kv_block_bytes(s);
+    int32_t n[2] = {0, 0};
+    for (int i = 0; i < s->n_layers; i++)
+        kv->index[i] = n[s->local[i]]++;
+    *out = kv;
+    return 0;
+}
+
+void kvd__kv_destroy(kvd_kv **pkv)
+{
+    kvd_kv *kv = *pkv;
+    *pkv = NULL;
+    if (!kv)
+        return;
+    kvd__kv_clear(kv);
+    kvd__free(kv->column[0]);
+    kvd__free(kv->column[1]);
+    kvd__free(kv);
+}
+
+static void drop(kvd_kv *kv, int kind, int64_t from, int64_t to)
+{
+    if (!kv->column[kind])
+        return;
+    for (int64_t b = from; b < to && b < kv->n_slots; b++) {
+        kvd__free(kv->column[kind][b]);
+        kv->column[kind][b] = NULL;
+    }
+}
+
+static int keep(kvd_kv *kv, int kind, int64_t from, int64_t to, kvd_error *err)
+{
+    size_t bytes = (size_t)(kv->block_bytes * kvd__kv_layers(&kv->shape, kind == 1));
+    for (int64_t b = from; b < to && bytes; b++)
+        if (!kv->column[kind][b] && !(kv->column[kind][b] = kvd__alloc(kv->ledger, KVD_ACC_KV, bytes, err)))
+            return err ? err->code : KVD_E_NOMEM;
+    return 0;
+}
+
+static int grow_tables(kvd_kv *kv, int64_t n_tokens, kvd_error *err)
+{
+    int64_t step = KVD__CHECKPOINT_STEP / KVD__BLOCK, want = (ceil_block(n_tokens) + step - 1) / step * step;
+    if (want <= kv->n_slots)
+        return 0;
+    for (int kind = 0; kind < (kv->shape.window ? 2 : 1); kind++) {
+        char **t = kvd__realloc(kv->ledger, KVD_ACC_CHECKPOINT, kv->column[kind], (size_t)want * sizeof *t, err);
+        if (!t)
+            return err ? err->code : KVD_E_NOMEM;
+        kv->column[kind] = t;
+    }
+    kv->n_slots = want;
+    return 0;
+}
+
+int kvd__kv_begin(kvd_kv *kv, const kvd_pass_plan *p, kvd_error *err)
+{
+    kvd_error local_error, *e = err ? err : &local_error; /* the code is needed either way */
+    int64_t n = p->n_before + p->n_new, end = ceil_block(n);
+    int64_t first = p->start < n ? p->start / KVD__BLOCK : end;
+    if (p->start > kv->start) { /* what will be rebuilt goes first */
+        drop(kv, 0, kv->start / KVD__BLOCK, first);
+        drop(kv, 1, 0, first);
+        kv->start = p->start < p->n_before ? p->start : p->n_before;
+        if (kv->local_start < kv->start)
+            kv->local_start = kv->start;
+    }
+    int rc = grow_tables(kv, n, e);
+    if (!rc)
+        rc = keep(kv, 0, first, end, e);
+    if (!rc && kv->shape.window)
+        rc = keep(kv, 1, p->keep_block, end, e);
+    if (!rc && p->layer_bytes) {
+        kv->scratch = kvd__alloc(kv->ledger, KVD_ACC_LAYER, (size_t)p->layer_bytes, e);
+        if (!kv->scratch)
+            rc = e->code;
+    }
+    kv->scratch_block = p->scratch_block;
+    if (rc)
+        kvd__kv_end(kv, p, false);
+    return rc;
+}
+
+void kvd__kv_end(kvd_kv *kv, const kvd_pass_plan *p, bool done)
+{
+    kvd__free(kv->scratch);
+    kv->scratch = NULL;
+    if (!done) {
+        /* Positions [kv->start, n_before) are whole as before; the rest is not. */
+        drop(kv, 0, 0, kv->start / KVD__BLOCK);
+        drop(kv, 0, ceil_block(p->n_before), kv->n_slots);
+        drop(kv, 1, 0, kv->local_start / KVD__BLOCK);
+        drop(kv, 1, ceil_block(p->n_before), kv->n_slots);
+        if (kv->start >= p->n_before)
+            kvd__kv_clear(kv);
+        return;
+    }
+    int64_t n = p->n_before + p->n_new;
+    kv->start = p->start;
+    kv->end = n;
+    kv->local_start = p->start;
+    if (kv->shape.window) {
+        kv->local_start = p->keep_block * KVD__BLOCK < n ? p->keep_block * KVD__BLOCK : n;
+        drop(kv, 1, 0, p->keep_block);
+    }
+}
+
+void kvd__kv_truncate(kvd_kv *kv, int64_t n)
+{
+    if (n >= kv->end)
+        return;
+    /* A local layer may have dropped what a query at n would see. */
+    int64_t sees = n - kv->shape.window + 1;
+    if (n <= kv->start || (kv->shape.window && kv->local_start > kv->start && sees < kv->local_start)) {
+        kvd__kv_clear(kv);
+        kv->start = kv->end = kv->local_start = n;
+        return;
+    }
+    drop(kv, 0, ceil_block(n), kv->n_slots);
+    drop(kv, 1, ceil_block(n), kv->n_slots);
+    kv->end = n;
+}
+
+void kvd__kv_clear(kvd_kv *kv)
+{
+    drop(kv, 0, 0, kv->n_slots);
+    drop(kv, 1, 0, kv->n_slots);
+    kv->start = kv->local_start = kv->end;
+}

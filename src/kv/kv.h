@@ -1,0 +1,142 @@
+/* kv: where keys and values live.
+ *
+ * K and V are derived state: any block may be dropped and rebuilt from the
+ * residual stream. A kvd_kv holds the blocks of one session; a *block* is 16
+ * positions of one layer, a *block column* the block of all layers of one kind.
+ *
+ *   column (one allocation)                      one layer's block
+ *   +---------+---------+-- ... --+---------+    K [n_kv][d_head][16 positions]
+ *   | layer 0 | layer 1 |         | layer n |    V [n_kv][16 positions][d_head]
+ *   +---------+---------+-- ... --+---------+
+ *
+ * Layers are of two kinds: global ones attend to everything, local ones to a
+ * sliding window, so a position may have left the local column while its global
+ * one is still there. Attention reads through kvd__kv_block, from (layer, block)
+ * to pointer: the resident block if there is one, else the scratch of the one
+ * layer being computed, which the next layer reuses.
+ *
+ * The evicted set is a prefix [0, start): a hole would need K and V that local
+ * layers have dropped.
+ *
+ * Layer: above base, quant, kern; does not see model. One caller at a time per
+ * kvd_kv; during a pass its pointers are read by all threads. */
+#ifndef KVD_KV_KV_H
+#define KVD_KV_KV_H
+
+#include "base/ledger.h"
+#include "kern/kern.h"
+
+enum { KVD__MAX_LAYERS = 512 };
+
+/* What storage needs to know of a model and of a session's settings. */
+typedef struct kvd_kv_shape {
+    int n_layers, n_kv_heads, d_head;
+    kvd_kvtype type;
+    int64_t window;                  /* of local layers, in positions; 0: there are none */
+    uint8_t local[KVD__MAX_LAYERS];  /* is layer l local? */
+    int64_t stream_row_bytes;        /* of one position, while in a pass */
+} kvd_kv_shape;
+
+int kvd__kv_layers(const kvd_kv_shape *s, bool local);
+/* Bytes of one layer's block: 2 * n_kv * d_head * 16 * b. */
+int64_t kvd__kv_block_bytes(const kvd_kv_shape *s);
+
+/* ---- residency: the pure arithmetic of what is kept ------------------------- */
+
+typedef struct kvd_limits {
+    bool full;             /* --policy full: nothing may be dropped */
+    int64_t kv_tokens;     /* B, or -1: no such limit */
+    int64_t budget_bytes;  /* for this session, INT64_MAX: none */
+    int64_t piece_tokens;  /* rows of a pass while everything stays resident */
+} kvd_limits;
+
+/* One pass, as it will be carried out. Positions are multiples of 16 where they
+ * bound blocks; *_block are block numbers. */
+typedef struct kvd_pass_plan {
+    int64_t n_before, n_new; /* tokens before, and new ones in this pass */
+    int64_t start;           /* resident afterwards (global layers): [start, n_before + n_new) */
+    int64_t recompute;       /* positions [0, recompute) ride along */
+    int64_t n_rows;          /* recompute + n_new */
+    /* Local layers: held from before are blocks [held_block, held_end_block), to
+     * stay after the pass are those from keep_block on. */
+    int64_t held_block, held_end_block, keep_block;
+    /* Layer scratch: blocks [scratch_block, scratch_end_block). */
+    int64_t scratch_block, scratch_end_block;
+    int64_t kv_bytes, stream_bytes, layer_bytes, checkpoint_bytes;
+    int64_t bytes; /* their sum: context memory at its highest */
+} kvd_pass_plan;
+
+/* Ids and block tables of n tokens; capacity grows in steps of
+ * KVD__CHECKPOINT_STEP tokens. */
+enum { KVD__CHECKPOINT_STEP = 256 };
+int64_t kvd__checkpoint_bytes(const kvd_kv_shape *s, int64_t n_tokens);
+
+/* Bytes of the context memory of a pass after which [start, n_before + n_new) is
+ * resident, when [start_before, n_before) was. Fills the plan. docs/memory.md
+ * states the same formula; tests hold the ledger against it. */
+void kvd__pass_cost(const kvd_kv_shape *s, int64_t n_before, int64_t start_before, int64_t n_new, int64_t start,
+                    kvd_pass_plan *plan);
+
+/* The next pass towards n_before + n_left tokens: chooses start (the smallest that
+ * obeys the limits; all resident if it fits) and how many new tokens to take.
+ * KVD_E_BUDGET with need_bytes if no choice fits. */
+int kvd__pass_plan(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_before, int64_t start_before,
+                   int64_t n_left, kvd_pass_plan *plan, kvd_error *err);
+
+/* Least context memory with which n_tokens can be run at all; what it takes to
+ * keep all of them resident; the longest context (at most max_tokens) that the
+ * limits allow. */
+int64_t kvd__least_bytes(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_tokens);
+int64_t kvd__full_bytes(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_tokens);
+int64_t kvd__max_tokens(const kvd_kv_shape *s, const kvd_limits *lim, int64_t max_tokens);
+
+/* ---- blocks ----------------------------------------------------------------- */
+
+typedef struct kvd_kv {
+    kvd_kv_shape shape;
+    kvd_ledger *ledger;
+    int64_t start, end;           /* resident on global layers: [start, end) */
+    int64_t local_start;          /* on local layers: [local_start, end) */
+    int64_t n_slots;              /* capacity of the tables, in blocks */
+    char **column[2];             /* [n_slots] by kind (0 global, 1 local); NULL: not resident */
+    char *scratch;                /* one layer's K and V of blocks from scratch_block on */
+    int64_t scratch_block;
+    int32_t index[KVD__MAX_LAYERS]; /* layer -> index within its kind */
+    int64_t block_bytes;
+} kvd_kv;
+
+int kvd__kv_create(kvd_kv **out, const kvd_kv_shape *s, kvd_ledger *l, kvd_error *err);
+void kvd__kv_destroy(kvd_kv **kv);
+
+/* Make ready for a pass: drop what the plan drops, allocate what it stores and
+ * the layer scratch. On failure the tokens before are as resident as they can be
+ * and nothing of the pass remains. */
+int kvd__kv_begin(kvd_kv *kv, const kvd_pass_plan *plan, kvd_error *err);
+/* After the pass: done tells whether it was completed. Frees the scratch and, on
+ * local layers, what has left the window. */
+void kvd__kv_end(kvd_kv *kv, const kvd_pass_plan *plan, bool done);
+
+/* Forget positions from n on. */
+void kvd__kv_truncate(kvd_kv *kv, int64_t n);
+/* Drop everything. */
+void kvd__kv_clear(kvd_kv *kv);
+
+/* The block of 16 positions `block` at a layer: K part first, V part behind it. */
+static inline char *kvd__kv_block(const kvd_kv *kv, int layer, int64_t block)
+{
+    char *c = kv->column[kv->shape.local[layer]][block];
+    return c ? c + kv->index[layer] * kv->block_bytes : kv->scratch + (block - kv->scratch_block) * kv->block_bytes;
+}
+
+static inline char *kvd__kv_k(const kvd_kv *kv, int layer, int64_t block, int head)
+{
+    int64_t n = (int64_t)kv->shape.d_head * KVD__BLOCK * kvd__kvtype_bytes(kv->shape.type);
+    return kvd__kv_block(kv, layer, block) + head * n;
+}
+
+static inline char *kvd__kv_v(const kvd_kv *kv, int layer, int64_t block, int head)
+{
+    return kvd__kv_k(kv, layer, block, head) + kv->block_bytes / 2;
+}
+
+#endif

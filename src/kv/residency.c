@@ -1,0 +1,166 @@
+/* What is kept and what is rebuilt: pure arithmetic, testable without weights.
+ *
+ * A pass from n_before to n = n_before + n_new tokens that leaves [start, n)
+ * resident rebuilds the prefix [0, E), E = max(start, start_before) but at most
+ * n_before. A block that is to be dropped is dropped before the pass and rebuilt
+ * with the others, so that no pass holds both it and its successor. It needs
+ *
+ *   global layers   blocks of [start, n)
+ *   local layers    what the new queries read (held from before) and what stays
+ *   stream          E + n_new rows
+ *   layer scratch   one layer's K and V of rows that are stored nowhere
+ *   checkpoints     ids and block tables
+ *
+ * Rebuilding costs compute, keeping costs bytes: the smallest start that fits is
+ * the best one. */
+#include "base/error.h"
+#include "kv/kv.h"
+
+static int64_t ceil_block(int64_t n) { return (n + KVD__BLOCK - 1) / KVD__BLOCK; }
+static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+
+int kvd__kv_layers(const kvd_kv_shape *s, bool local)
+{
+    int n = 0;
+    for (int l = 0; l < s->n_layers; l++)
+        n += (s->local[l] != 0) == local;
+    return n;
+}
+
+int64_t kvd__kv_block_bytes(const kvd_kv_shape *s)
+{
+    return (int64_t)2 * s->n_kv_heads * s->d_head * KVD__BLOCK * kvd__kvtype_bytes(s->type);
+}
+
+int64_t kvd__checkpoint_bytes(const kvd_kv_shape *s, int64_t n_tokens)
+{
+    int64_t cap = (n_tokens + KVD__CHECKPOINT_STEP - 1) / KVD__CHECKPOINT_STEP * KVD__CHECKPOINT_STEP;
+    return cap * (int64_t)sizeof(int32_t) + cap / KVD__BLOCK * (int64_t)sizeof(char *) * (s->window ? 2 : 1);
+}
+
+/* First block that local layers keep when [start, n) is resident globally: the
+ * next query, at n, sees from n - window + 1 on. */
+static int64_t local_keep_block(const kvd_kv_shape *s, int64_t start, int64_t n)
+{
+    return max64(start, max64(0, n - s->window + 1)) / KVD__BLOCK;
+}
+
+void kvd__pass_cost(const kvd_kv_shape *s, int64_t n_before, int64_t start_before, int64_t n_new, int64_t start,
+                    kvd_pass_plan *p)
+{
+    int64_t n = n_before + n_new, e = min64(max64(start, start_before), n_before);
+    int64_t block = kvd__kv_block_bytes(s), end = ceil_block(n);
+    *p = (kvd_pass_plan){.n_before = n_before, .n_new = n_new, .start = start, .recompute = e, .n_rows = e + n_new};
+
+    int64_t first = start < n ? start / KVD__BLOCK : end; /* start == n: nothing stays */
+    p->kv_bytes = (end - first) * block * kvd__kv_layers(s, false);
+    p->scratch_block = e > 0 ? 0 : n_before / KVD__BLOCK;
+    p->scratch_end_block = first;
+    if (s->window) {
+        p->keep_block = start < n ? local_keep_block(s, start, n) : end;
+        p->held_end_block = e < n_before ? ceil_block(n_before) : 0;
+        p->held_block = min64(local_keep_block(s, e, n_before), p->held_end_block);
+        int64_t held = p->held_end_block - p->held_block;
+        int64_t overlap = min64(p->held_end_block, end) - max64(p->held_block, p->keep_block);
+        int64_t local = held + (end - p->keep_block) - (held > 0 ? max64(0, overlap) : 0);
+        p->kv_bytes += local * block * kvd__kv_layers(s, true);
+        p->scratch_end_block = max64(first, p->keep_block);
+    }
+    if (p->scratch_end_block < p->scratch_block)
+        p->scratch_end_block = p->scratch_block;
+    /* A position whose block is resident is not in the scratch: with nothing to
+     * rebuild and all kept there is none. */
+    if (e == 0 && first <= p->scratch_block && (!s->window || p->keep_block <= p->scratch_block))
+        p->scratch_end_block = p->scratch_block;
+    p->layer_bytes = (p->scratch_end_block - p->scratch_block) * block;
+    p->stream_bytes = p->n_rows * s->stream_row_bytes;
+    p->checkpoint_bytes = kvd__checkpoint_bytes(s, n);
+    p->bytes = p->kv_bytes + p->layer_bytes + p->stream_bytes + p->checkpoint_bytes;
+}
+
+/* The smallest start that --kv-tokens allows with n tokens; n itself: keep none. */
+static int64_t least_start(const kvd_limits *lim, int64_t n)
+{
+    if (lim->full || lim->kv_tokens < 0)
+        return 0;
+    if (lim->kv_tokens == 0)
+        return n;
+    return max64(0, n - lim->kv_tokens) / KVD__BLOCK * KVD__BLOCK;
+}
+
+/* The next candidate: multiples of 16, then n itself. */
+static int64_t next_start(int64_t start, int64_t n)
+{
+    return min64(start / KVD__BLOCK * KVD__BLOCK + KVD__BLOCK, n);
+}
+
+int kvd__pass_plan(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_before, int64_t start_before,
+                   int64_t n_left, kvd_pass_plan *plan, kvd_error *err)
+{
+    int64_t n = n_before + n_left, piece = min64(n_left, lim->piece_tokens), least = INT64_MAX;
+    kvd_pass_plan p;
+    if (start_before == 0 && least_start(lim, n) == 0) {
+        /* Does everything stay? Then a few rows at a time, so that the stream is small. */
+        kvd__pass_cost(s, n - piece, 0, piece, 0, &p);
+        if (p.bytes <= lim->budget_bytes) {
+            kvd__pass_cost(s, n_before, 0, piece, 0, plan);
+            return 0;
+        }
+        least = p.bytes;
+    }
+    if (!lim->full) {
+        for (int64_t start = least_start(lim, n);; start = next_start(start, n)) {
+            kvd__pass_cost(s, n_before, start_before, n_left, start, &p);
+            if (p.bytes <= lim->budget_bytes) {
+                *plan = p;
+                return 0;
+            }
+            least = min64(least, p.bytes);
+            if (start >= n)
+                break;
+        }
+    }
+    int rc = kvd__fail(err, KVD_E_BUDGET, "context memory: %lld tokens need %lld bytes, the budget is %lld",
+                       (long long)n, (long long)least, (long long)lim->budget_bytes);
+    if (err)
+        err->need_bytes = least;
+    return rc;
+}
+
+int64_t kvd__least_bytes(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_tokens)
+{
+    if (n_tokens <= 0)
+        return 0;
+    kvd_pass_plan p;
+    int64_t least = INT64_MAX, first = least_start(lim, n_tokens);
+    for (int64_t start = first;; start = next_start(start, n_tokens)) {
+        kvd__pass_cost(s, n_tokens - 1, start, 1, start, &p);
+        least = min64(least, p.bytes);
+        if (lim->full || start >= n_tokens)
+            return least;
+    }
+}
+
+int64_t kvd__full_bytes(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_tokens)
+{
+    if (n_tokens <= 0)
+        return 0;
+    kvd_pass_plan p;
+    int64_t piece = min64(n_tokens, lim->piece_tokens);
+    kvd__pass_cost(s, n_tokens - piece, 0, piece, 0, &p);
+    return p.bytes;
+}
+
+int64_t kvd__max_tokens(const kvd_kv_shape *s, const kvd_limits *lim, int64_t max_tokens)
+{
+    int64_t lo = 0, hi = max_tokens; /* lo fits, the answer is in [lo, hi] */
+    while (lo < hi) {
+        int64_t mid = lo + (hi - lo + 1) / 2;
+        if (kvd__least_bytes(s, lim, mid) <= lim->budget_bytes)
+            lo = mid;
+        else
+            hi = mid - 1;
+    }
+    return lo;
+}
