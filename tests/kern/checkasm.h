@@ -25,16 +25,22 @@ bool check_wanted(const check_context *c, const char *name);
 uint64_t check_random(check_context *c);                    /* 64 bits */
 float check_random_float(check_context *c, float magnitude); /* uniform in +-magnitude */
 
-/* n bytes, 64-byte aligned, followed by an inaccessible page, so that reading or
- * writing one byte past the end (rounded up to `align`) faults. */
+/* Are n floats the same bits? Any NaN equals any NaN: its payload is not part of
+ * the contract. */
+bool check_same_floats(const float *a, const float *b, int64_t n);
+
+/* n bytes rounded up to `align` (1, 2, 4, .. 4096), aligned to that and followed
+ * by an inaccessible page: one byte past the end faults. Zeroed. */
 void *check_alloc(size_t n, size_t align);
 void check_free(void *p, size_t n, size_t align);
 
-/* Seconds, for --bench only. */
+/* Seconds, and the present clock of the core in Hz, for --bench only. */
 double check_seconds(void);
+double check_hz(void);
 
 void check_gemm(check_context *c); /* check_gemm.c: panels, products, quantisation */
 void check_vec(check_context *c);  /* check_vec.c: element-wise, stores, exp */
 void check_attn(check_context *c); /* check_attn.c: attention */
+void check_exp_all(check_context *c); /* check_vec.c: --exhaustive */
 
 #endif
