@@ -2,6 +2,17 @@
 
 #include "kern/kern.h"
 
+#if defined(KVD_HAVE_X86)
+#include <cpuid.h>
+
+/* clang 14 does not know this one by __builtin_cpu_supports. */
+static bool has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 static const char *const names[KVD_CPU_COUNT] = {"scalar", "avx2", "avx512", "neon"};
 
 const char *kvd__cpu_name(kvd_cpu cpu) { return names[cpu]; }
@@ -13,7 +24,7 @@ bool kvd__cpu_has(kvd_cpu cpu)
         return true;
 #if defined(KVD_HAVE_X86)
     case KVD_CPU_AVX2:
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
     case KVD_CPU_AVX512:
         return kvd__cpu_has(KVD_CPU_AVX2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&

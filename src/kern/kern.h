@@ -6,9 +6,9 @@
  * tiles, threads and vector widths do not show in the bits.
  *
  * Layer: above base and quant. No allocation, no state, any thread; callers own
- * all buffers. f32 buffers are 64-byte aligned unless a comment says otherwise,
- * and rows ("ld_": distance between rows, in elements) start at multiples of 16
- * elements. T tokens, K inner size, N outputs, p position, j slot in a tile. */
+ * all buffers. f32 buffers are 64-byte aligned unless a comment says otherwise
+ * (what is not a matrix product takes any f32 pointer), and rows ("ld_": distance
+ * between rows, in elements) start at multiples of 16 elements. T tokens, K inner size, N outputs, p position, j slot in a tile. */
 #ifndef KVD_KERN_KERN_H
 #define KVD_KERN_KERN_H
 
@@ -60,7 +60,8 @@ enum {
  * q + row*ld_q + head*d_head.
  * k[b]: [d_head][16] of block b of the tile, v[b]: [16][d_head], in kvtype; a
  * block that no query sees may be NULL. Slots outside what a query sees may hold
- * anything, NaN included. Row r sees slots lo[r] <= j < hi[r] (0 <= lo < hi <= 64).
+ * anything, NaN included. Row r sees slots lo[r] <= j < hi[r], within 0..64; a row
+ * with lo[r] >= hi[r] sees nothing and keeps its state.
  * d_head is a multiple of 8, at most KVD__MAX_D_HEAD. */
 enum { KVD__MAX_D_HEAD = 512 };
 typedef struct kvd_attn_tile {
