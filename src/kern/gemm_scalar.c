@@ -19,13 +19,17 @@
 
 enum { ROWS = KVD__PANEL_ROWS, TOKENS = 8 /* per unpacked block */ };
 
+/* The rows of a panel. gcc 12 would unroll the loop first and then fail to see
+ * vectors in the pieces. */
+#define EACH_ROW _Pragma("GCC unroll 1") for (int r = 0; r < ROWS; r++)
+
 /* ---- unpacking ------------------------------------------------------------ */
 
 static void load_f16(const uint8_t *p, float out[ROWS])
 {
     uint16_t h[ROWS];
     memcpy(h, p, sizeof h);
-    for (int r = 0; r < ROWS; r++)
+    EACH_ROW
         out[r] = kvd__f16_to_f32(h[r]);
 }
 
@@ -35,21 +39,21 @@ static inline void put_bits(int16_t w[][ROWS], const uint8_t *v, int from, int n
 {
     const int mask = (1 << n_bits) - 1;
     for (int j = 0; j < 4; j++)
-        for (int r = 0; r < ROWS; r++)
+        EACH_ROW
             w[j][r] = (int16_t)(w[j][r] | (v[4 * r + j] >> from & mask) << to);
 }
 
 static inline void add_all(int16_t w[][ROWS], int n, int c)
 {
     for (int k = 0; k < n; k++)
-        for (int r = 0; r < ROWS; r++)
+        EACH_ROW
             w[k][r] = (int16_t)(w[k][r] + c);
 }
 
 static inline void look_up(int16_t w[][ROWS], int n)
 {
     for (int k = 0; k < n; k++)
-        for (int r = 0; r < ROWS; r++)
+        EACH_ROW
             w[k][r] = kvd__iq4_table[w[k][r]];
 }
 
@@ -109,7 +113,7 @@ static void unpack_q5_1(block_32 *o, const uint8_t *p)
 static void unpack_q8_0(block_32 *o, const uint8_t *p)
 {
     for (int k = 0; k < 32; k++)
-        for (int r = 0; r < ROWS; r++)
+        EACH_ROW
             o->w[k][r] = (int8_t)p[64 * (k / 4) + 4 * r + k % 4];
     load_f16(p + KVD__Q8_0_D, o->d);
 }
@@ -140,7 +144,7 @@ static void unpack_q2_k(block_256 *o, const uint8_t *p)
 {
     put_pairs(o->w, p, 0);
     for (int j = 0; j < 16; j++)
-        for (int r = 0; r < ROWS; r++) {
+        EACH_ROW {
             int s = p[KVD__Q2_K_SCALES + 16 * j + r];
             o->sc[j][r] = s & 15;
             o->mn[j][r] = s >> 4;
@@ -157,7 +161,7 @@ static void unpack_q3_k(block_256 *o, const uint8_t *p)
         put_bits(o->w + 4 * g, p + KVD__Q3_K_HMASK + 64 * (g % 8), g / 8, 1, 2);
     add_all(o->w, 256, -4);
     for (int j = 0; j < 16; j++)
-        for (int r = 0; r < ROWS; r++) {
+        EACH_ROW {
             int low = s[16 * (j % 8) + r] >> (4 * (j / 8)) & 15;
             int high = s[16 * (8 + j % 4) + r] >> (2 * (j / 4)) & 3;
             o->sc[j][r] = (low | high << 4) - 32;
@@ -169,7 +173,7 @@ static void unpack_q3_k(block_256 *o, const uint8_t *p)
 static void unpack_scales_6(block_256 *o, const uint8_t *s)
 {
     for (int j = 0; j < 8; j++)
-        for (int r = 0; r < ROWS; r++) {
+        EACH_ROW {
             int sc, m;
             if (j < 4) {
                 sc = s[16 * j + r] & 63;
@@ -211,7 +215,7 @@ static void unpack_q6_k(block_256 *o, const uint8_t *p)
     put_pairs(o->w, p + KVD__Q6_K_QH, 4);
     add_all(o->w, 256, -32);
     for (int j = 0; j < 16; j++)
-        for (int r = 0; r < ROWS; r++)
+        EACH_ROW
             o->sc[j][r] = (int8_t)p[KVD__Q6_K_SCALES + 16 * j + r];
     load_f16(p + KVD__Q6_K_D, o->d);
 }
@@ -222,7 +226,7 @@ static void unpack_iq4_xs(block_256 *o, const uint8_t *p)
         put_nibbles(o->w + 32 * s, p + 256 * s, 4);
     look_up(o->w, 256);
     for (int j = 0; j < 8; j++)
-        for (int r = 0; r < ROWS; r++) {
+        EACH_ROW {
             const uint8_t *high = p + KVD__IQ4_XS_SCALES_H + 2 * r;
             int low = p[KVD__IQ4_XS_SCALES_L + 16 * (j / 2) + r] >> (4 * (j % 2)) & 15;
             int ls = low | ((high[0] | high[1] << 8) >> (2 * j) & 3) << 4;
@@ -236,7 +240,7 @@ static void unpack_iq4_xs(block_256 *o, const uint8_t *p)
 /* acc[r] = fma(w[r], x, acc[r]): one k. */
 static inline void float_step(float acc[ROWS], const float w[ROWS], float x)
 {
-    for (int r = 0; r < ROWS; r++)
+    EACH_ROW
         acc[r] = kvd__fmaf(w[r], x, acc[r]);
 }
 
@@ -245,9 +249,9 @@ static void step_32(float acc[ROWS], const block_32 *b, bool has_min, const int8
 {
     int32_t isum[ROWS] = {0};
     for (int k = 0; k < 32; k++)
-        for (int r = 0; r < ROWS; r++)
+        EACH_ROW
             isum[r] += b->w[k][r] * q[k];
-    for (int r = 0; r < ROWS; r++) {
+    EACH_ROW {
         acc[r] = kvd__fmaf(b->d[r] * da, (float)isum[r], acc[r]);
         if (has_min)
             acc[r] = kvd__fmaf(b->m[r], s, acc[r]);
@@ -262,15 +266,15 @@ static void step_256(float acc[ROWS], const block_256 *b, bool has_min, const in
     for (int j = 0; j < 16; j++) {
         int32_t isum[ROWS] = {0};
         for (int k = 16 * j; k < 16 * j + 16; k++)
-            for (int r = 0; r < ROWS; r++)
+            EACH_ROW
                 isum[r] += b->w[k][r] * q[k];
-        for (int r = 0; r < ROWS; r++)
+        EACH_ROW
             S[r] += b->sc[j][r] * isum[r];
         if (has_min)
-            for (int r = 0; r < ROWS; r++)
+            EACH_ROW
                 M[r] += b->mn[j][r] * bsum[j];
     }
-    for (int r = 0; r < ROWS; r++) {
+    EACH_ROW {
         acc[r] = kvd__fmaf(b->d[r] * da, (float)S[r], acc[r]);
         if (has_min)
             acc[r] = kvd__fmaf(-(b->dmin[r] * da), (float)M[r], acc[r]);
@@ -288,7 +292,7 @@ static void widen_bf16(const uint8_t *p, float w[ROWS])
 {
     uint16_t h[ROWS];
     memcpy(h, p, sizeof h);
-    for (int r = 0; r < ROWS; r++)
+    EACH_ROW
         w[r] = kvd__bf16_to_f32(h[r]);
 }
 
@@ -364,7 +368,7 @@ static void dequant_panel(kvd_dtype t, float *dst, const void *panel, int64_t K)
     for (int64_t k = 0, n; k < K; k += n) {
         n = K - k < 256 ? K - k : 256;
         const uint8_t *from = (const uint8_t *)panel + kvd__panel_bytes(t, k);
-        for (int r = 0; r < ROWS; r++) {
+        EACH_ROW {
             kvd__panel_dequant_row(t, from, r, n, row);
             for (int64_t i = 0; i < n; i++)
                 dst[(k + i) * ROWS + r] = row[i];
