@@ -14,7 +14,18 @@
  *
  * Ends: below LO the result is +0, above HI it is +inf, so that 2^n is a normal
  * number (-126 <= n <= 127) and r >= 0 where n = -126: no result is subnormal.
- * e^0 is exactly 1. A NaN gives that NaN, made quiet. */
+ * e^0 is exactly 1. A NaN gives that NaN, made quiet.
+ *
+ * What is made of it:
+ *
+ * SiLU is x / (1 + e^-x). Where e^-x overflows to infinity (x below -88.4) the
+ * quotient is -0; the true value is below 2^-120 there.
+ *
+ * GELU, tanh form, is x/2 * (1 + tanh u), u = sqrt(2/pi) * (x + 0.044715 x^3).
+ * Since (1 + tanh u)/2 = 1 / (1 + e^-2u), it is x / (1 + e^z) with
+ * z = x * fma(x*x, B, A), A = -2 sqrt(2/pi), B = 0.044715 A: no cancellation at
+ * the negative end, where 1 + tanh u has lost all its digits, and none at the
+ * positive one, where e^z is 0. x*x = inf gives z = -+inf and so x or -0. */
 #ifndef KVD_KERN_EXP_F32_H
 #define KVD_KERN_EXP_F32_H
 
@@ -32,6 +43,9 @@
 #define KVD__EXP_C4 0x1.5552fep-5f
 #define KVD__EXP_C5 0x1.1257dcp-7f
 #define KVD__EXP_C6 0x1.6ff274p-10f
+
+#define KVD__GELU_A (-1.5957691216057308f)
+#define KVD__GELU_B (-0.07135481627260026f)
 
 static inline float kvd__exp_f32(float x)
 {

@@ -57,26 +57,16 @@ static void rope(float *x, int n_heads, int d_head, int n_rot, const float *cs, 
     }
 }
 
-/* SiLU: x / (1 + e^-x), then times up. Where e^-x overflows to infinity (x below
- * -88.4) the quotient is -0, which is SiLU to within f32's normal range. */
 static void silu_mul(float *y, const float *gate, const float *up, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
         y[i] = gate[i] / (1.0f + kvd__exp_f32(-gate[i])) * up[i];
 }
 
-/* GELU, tanh form: x/2 * (1 + tanh u), u = sqrt(2/pi) * (x + 0.044715 x^3).
- * Since (1 + tanh u)/2 = 1 / (1 + e^-2u), it is x / (1 + e^z) with
- * z = x * fma(x^2, B, A): no cancellation at the negative end, where 1 + tanh u
- * has none of its digits left, and no overflow at the positive one, where
- * e^z is 0. x^2 = inf gives z = -+inf and so x or -0. */
-#define GELU_A (-1.5957691216057308f)   /* -2 * sqrt(2/pi) */
-#define GELU_B (-0.07135481627260026f)  /* A * 0.044715 */
-
 static void gelu_mul(float *y, const float *gate, const float *up, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
-        float x = gate[i], z = x * kvd__fmaf(x * x, GELU_B, GELU_A);
+        float x = gate[i], z = x * kvd__fmaf(x * x, KVD__GELU_B, KVD__GELU_A);
         y[i] = x / (1.0f + kvd__exp_f32(z)) * up[i];
     }
 }
