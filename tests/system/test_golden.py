@@ -19,7 +19,7 @@ CASES = [name for name, case in GOLDEN.items() if isinstance(case, dict)]
 
 
 def run(case, *more):
-    return h.run_json(h.default_model(), *case["args"], *more)
+    return h.run_json(h.default_model(), *case["args"], *more, cwd=h.ROOT)
 
 
 def check_case(name):
