@@ -63,7 +63,7 @@ static float inv_sqrt(int n) { return (float)(1.0 / __builtin_sqrt((double)n)); 
 static int read_shape(kvd_config *c, const kvd_gguf *g, kvd_error *err)
 {
     int rc;
-    double eps;
+    double eps = 0;
     if ((rc = kvd__config_int(c, g, "block_count", 1, KVD__MAX_LAYERS, REQUIRED, &c->n_layers, err)) ||
         (rc = kvd__config_int(c, g, "embedding_length", 32, 65536, REQUIRED, &c->d_model, err)) ||
         (rc = kvd__config_int(c, g, "attention.head_count", 1, 512, REQUIRED, &c->n_heads, err)) ||

@@ -43,6 +43,7 @@ typedef struct kvd_scratch {
     int chunk;
     int64_t max_k;                     /* the widest input of a product */
     int64_t ld_qkv, ld_ffn, ld_vocab;  /* row lengths, multiples of 16 */
+    int64_t k_column, v_column;        /* where k and v begin in a qkv row */
     float *qkv;                        /* [C][ld_qkv]: q heads, k heads, v heads */
     float *attn;                       /* [C][n_heads*d_head] */
     float *gate, *up;                  /* [C][ld_ffn] */

@@ -1,0 +1,58 @@
+/* model: the pass, the one mechanism behind prefill, decode, recomputation and
+ * verification (docs/memory.md, "The pass").
+ *
+ * A pass takes spans; each is a session's block tables and its rows: the evicted
+ * prefix [0, recompute) and the new tokens [n_before, n_before + n_new), in
+ * ascending position. It is layer-major: all rows go through layer l before any
+ * goes through l + 1, so that one layer of scratch serves what is stored nowhere. */
+#ifndef KVD_MODEL_PASS_H
+#define KVD_MODEL_PASS_H
+
+#include "model/model.h"
+
+typedef struct kvd_span {
+    kvd_kv *kv;         /* after kvd__kv_begin */
+    const int32_t *ids; /* [n_before + n_new], by position */
+    int64_t recompute, n_before, n_new;
+    int64_t n_logits;   /* logits are wanted for the last n_logits rows */
+} kvd_span;
+
+/* Callbacks for the laboratory, on the calling thread, rows ascending within a
+ * chunk; each may be NULL. What they are given they may change (residual,
+ * kv_made), and the pass goes on with it. n_kv = n_kv_heads*d_head. */
+typedef struct kvd_taps {
+    void *ctx;
+    /* The residual entering a layer (layer == n_layers: leaving the last one;
+     * only rows whose logits are wanted get there). h: [d_model]. */
+    void (*residual)(void *ctx, int span, int layer, int64_t pos, float *h);
+    /* K (rotated) and V as computed, before they are rounded and stored. */
+    void (*kv_made)(void *ctx, int span, int layer, int64_t pos, float *k, float *v);
+    /* K and V as attention reads them: read back from the blocks. */
+    void (*kv_read)(void *ctx, int span, int layer, int64_t pos, const float *k, const float *v);
+} kvd_taps;
+
+typedef struct kvd_pass {
+    kvd_span *spans;
+    int n_spans;
+    void *stream; /* [rows of all spans][d_model] of stream_type */
+    kvd_kvtype stream_type;
+    const kvd_taps *taps; /* or NULL */
+    void *ctx;            /* of the two callbacks below; non-zero result cancels */
+    int (*on_logits)(void *ctx, int span, int64_t pos, const float *logits);
+    int (*on_progress)(void *ctx, int64_t done, int64_t total); /* in rows x layers */
+} kvd_pass;
+
+/* Run it. 0, KVD_E_NUMERIC (names layer and position), KVD_E_CANCELLED. */
+int kvd__model_pass(struct kvd_model *m, const kvd_pass *p, kvd_error *err);
+
+/* K and V of one position at one layer from the residual entering it, by the
+ * same kernels in the same order, rounded to kv_type as if stored: what the paper
+ * calls reconstruction (arXiv 2603.19664, Eq. 13-14). residual: [d_model];
+ * k, v: [n_kv_heads*d_head] f32. */
+int kvd__model_reconstruct(struct kvd_model *m, int layer, int64_t pos, const float *residual, kvd_kvtype kv_type,
+                           float *k, float *v, kvd_error *err);
+
+/* Read back what is stored at a position. */
+void kvd__kv_read(const kvd_kv *kv, int layer, int64_t pos, float *k, float *v);
+
+#endif
