@@ -14,6 +14,7 @@
     X(DEEPSEEK_R1, "deepseek-r1")                                              \
     X(LLAMA2, "llama2")                                                        \
     X(LLAMA3, "llama3")                                                        \
+    X(LLAMA31, "llama3.1")                                                     \
     X(GEMMA, "gemma")                                                          \
     X(MISTRAL, "mistral")
 
