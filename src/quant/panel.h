@@ -61,7 +61,7 @@
 
 /* KVD__<type>_<field>: offset in a panel block; _STRIDE: its bytes. */
 enum {
-    KVD__Q4_0_D = 256, KVD__Q4_0_STRIDE = 288,
+    KVD__Q4_0_D = 256, KVD__Q4_0_STRIDE = 288, KVD__IQ4_NL_D = 256, KVD__IQ4_NL_STRIDE = 288,
     KVD__Q4_1_D = 256, KVD__Q4_1_M = 288, KVD__Q4_1_STRIDE = 320,
     KVD__Q5_0_QH = 256, KVD__Q5_0_D = 320, KVD__Q5_0_STRIDE = 352,
     KVD__Q5_1_QH = 256, KVD__Q5_1_D = 320, KVD__Q5_1_M = 352, KVD__Q5_1_STRIDE = 384,

@@ -1,0 +1,118 @@
+/* kern/x86, internal: how the x86 matrix products walk their operands.
+ *
+ * A *tile* is a few tokens (12 at most) that share each unpacked weight. Tile
+ * functions are instantiated for every token count, so that sums live in
+ * registers; EACH_TOKEN writes a statement out for each token with a literal
+ * index, which gcc and clang both turn into registers.
+ *
+ * The walk, from outside: groups of panels that fit the second-level cache;
+ * tiles of tokens; chunks of K whose activations fit the first-level cache;
+ * panels. A chunk continues the chains where the last one left them in y, as
+ * f32, so chunks do not show in the bits.
+ *
+ * The few numbers that a block's step needs of each token (scale, sums) are
+ * copied together first, as the chunk's *side* array [block][word][token]: one
+ * stream instead of several for each token, and biases are folded in once for
+ * all panels. Rejected: to copy the 8-bit activations too; it costs as much as
+ * one panel's product, and callers may come with few panels. */
+#ifndef KVD_KERN_X86_GEMM_TILES_H
+#define KVD_KERN_X86_GEMM_TILES_H
+
+#include "kern/kern.h"
+
+#define KVD__INLINE static inline __attribute__((always_inline))
+
+/* M(0) .. M(T-1), each M a statement; T a constant of at most 12. */
+#define EACH_TOKEN(T, M)                                                       \
+    do {                                                                       \
+        M(0);                                                                  \
+        if ((T) > 1)                                                           \
+            M(1);                                                              \
+        if ((T) > 2)                                                           \
+            M(2);                                                              \
+        if ((T) > 3)                                                           \
+            M(3);                                                              \
+        if ((T) > 4)                                                           \
+            M(4);                                                              \
+        if ((T) > 5)                                                           \
+            M(5);                                                              \
+        if ((T) > 6)                                                           \
+            M(6);                                                              \
+        if ((T) > 7)                                                           \
+            M(7);                                                              \
+        if ((T) > 8)                                                           \
+            M(8);                                                              \
+        if ((T) > 9)                                                           \
+            M(9);                                                              \
+        if ((T) > 10)                                                          \
+            M(10);                                                             \
+        if ((T) > 11)                                                          \
+            M(11);                                                             \
+    } while (0)
+
+/* M(a, b, 1) .. M(a, b, 6) or 12: a definition for each token count; and the
+ * table of tile functions that they defined. */
+#define KVD__1_TO_6(M, a, b) M(a, b, 1) M(a, b, 2) M(a, b, 3) M(a, b, 4) M(a, b, 5) M(a, b, 6)
+#define KVD__1_TO_12(M, a, b)                                                  \
+    KVD__1_TO_6(M, a, b)                                                       \
+    M(a, b, 7) M(a, b, 8) M(a, b, 9) M(a, b, 10) M(a, b, 11) M(a, b, 12)
+#define KVD__TILES_6(s) {0, tile_##s##_1, tile_##s##_2, tile_##s##_3, tile_##s##_4, tile_##s##_5, tile_##s##_6}
+#define KVD__TILES_12(s)                                                                                  \
+    {0, tile_##s##_1, tile_##s##_2, tile_##s##_3, tile_##s##_4, tile_##s##_5, tile_##s##_6, tile_##s##_7, \
+     tile_##s##_8, tile_##s##_9, tile_##s##_10, tile_##s##_11, tile_##s##_12}
+
+enum {
+    KVD__TILE_MAX_TOKENS = 12,
+    KVD__SIDE_WORDS = 2304,           /* of a chunk: 9 KiB of stack */
+    KVD__CHUNK_FLOATS = 6144,         /* activations of a chunk of a float product */
+    KVD__GROUP_BYTES = 384 * 1024,    /* panels of a group */
+    KVD__PREFETCH_BYTES = 2048        /* ahead of a single token's weights */
+};
+
+/* One tile's work on a chunk of K of a group of panels. */
+typedef struct kvd__tile {
+    float *y; /* at the tile's first token and the group's first panel */
+    int64_t ld_y;
+    const uint8_t *panels; /* at the chunk's first block of the first panel */
+    int64_t panel_bytes, n_panels;
+    int64_t n_blocks; /* of the chunk; float types: k */
+    bool carry;       /* continue the chains in y; else they start from +0 */
+    const int8_t *q;  /* at the chunk's first element of the first token */
+    const float *x;   /* the same of a float product */
+    int64_t ld;       /* of q or x */
+    const int32_t *side; /* [n_blocks][words][tokens] */
+} kvd__tile;
+
+typedef void kvd__tile_fn(const kvd__tile *c);
+
+/* Where token t's row is, from every third row's pointer: x86 addresses reach
+ * base, base + ld and base + 2*ld, so 12 rows take 4 pointers and a stride. */
+#define TOKEN_ROW(base, ld, t) ((base)[(t) / 3] + (t) % 3 * (ld))
+
+/* What the side array holds of a block, after its activation scale (word 0). */
+typedef enum kvd__side_kind {
+    KVD__SIDE_S,         /* 32: s */
+    KVD__SIDE_BIAS,      /* 32: -bias*bsum */
+    KVD__SIDE_BIAS_16,   /* 256: -bias*bsum of each 16 elements: 16 words */
+    KVD__SIDE_BIAS_32,   /* 256: -bias*bsum of each 32 elements: 8 words */
+    KVD__SIDE_PAIRS_16,  /* 256: bsum of each 16 as i16, two a word: 8 words */
+    KVD__SIDE_PAIRS_32   /* 256: bsum of each 32 as i16, two a word: 4 words */
+} kvd__side_kind;
+
+/* A quantised weight type as its walk sees it. */
+typedef struct kvd__walk {
+    kvd__tile_fn *const *tiles; /* [max_tokens + 1], by token count */
+    int max_tokens;
+    int block_bytes;  /* of a panel block */
+    int block_elems;
+    kvd__side_kind side;
+    int bias;
+} kvd__walk;
+
+/* gemm_walk.c; compiled once for every ISA of x86: no arithmetic on floats. */
+void kvd__gemm_walk(const kvd__walk *w, float *y, int64_t ld_y, const void *panels, int64_t n_panels, int64_t K,
+                    const kvd_acts *a, int64_t T);
+void kvd__gemm_walk_float(kvd__tile_fn *const *tiles, int max_tokens, int elem_bytes, float *y, int64_t ld_y,
+                          const void *panels, int64_t n_panels, int64_t K, const kvd_acts *a, int64_t T);
+
+#endif
