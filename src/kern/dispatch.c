@@ -65,10 +65,12 @@ void kvd__kern_init(kvd_kern *k, kvd_cpu cpu)
     }
     if (cpu == KVD_CPU_AVX2 || cpu == KVD_CPU_AVX512) {
         kvd__kern_fill_avx2(k);
+        kvd__kern_fill_attn_avx2(k);
         kvd__kern_fill_gemm_avx2(k);
     }
     if (cpu == KVD_CPU_AVX512) {
         kvd__kern_fill_avx512(k);
+        kvd__kern_fill_attn_avx512(k);
         kvd__kern_fill_gemm_avx512(k);
     }
 #endif

@@ -8,7 +8,8 @@
  * Layer: above base and quant. No allocation, no state, any thread; callers own
  * all buffers. f32 buffers are 64-byte aligned unless a comment says otherwise
  * (what is not a matrix product takes any f32 pointer), and rows ("ld_": distance
- * between rows, in elements) start at multiples of 16 elements. T tokens, K inner size, N outputs, p position, j slot in a tile. */
+ * between rows, in elements) start at multiples of 16 elements. T tokens, K inner
+ * size, N outputs, p position, j slot in a tile. */
 #ifndef KVD_KERN_KERN_H
 #define KVD_KERN_KERN_H
 
@@ -167,8 +168,10 @@ void kvd__kern_fill_scalar_fma(kvd_kern *k); /* the same source, hardware FMA */
 void kvd__kern_fill_gemm_scalar(kvd_kern *k);
 void kvd__kern_fill_gemm_scalar_fma(kvd_kern *k);
 void kvd__kern_fill_avx2(kvd_kern *k);
+void kvd__kern_fill_attn_avx2(kvd_kern *k);
 void kvd__kern_fill_gemm_avx2(kvd_kern *k);
 void kvd__kern_fill_avx512(kvd_kern *k);
+void kvd__kern_fill_attn_avx512(kvd_kern *k);
 void kvd__kern_fill_gemm_avx512(kvd_kern *k);
 void kvd__kern_fill_neon(kvd_kern *k);
 void kvd__kern_fill_gemm_neon(kvd_kern *k);

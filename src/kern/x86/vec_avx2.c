@@ -4,11 +4,24 @@
  * touched: tails go through masked loads and stores, which cost more than whole
  * ones on some machines but occur once per row. */
 #include <immintrin.h>
+#include <string.h>
 
 #include "base/fma.h"
 #include "base/half.h"
 #include "kern/kern.h"
 #include "kern/x86/exp_avx2.h"
+
+/* gcc unrolls such loops by itself, but too late to keep an array in registers. */
+#define KVD_STR(x) #x
+#define UNROLL(n) _Pragma(KVD_STR(GCC unroll n))
+
+/* The stores are written once for all types and made three times: the type is a
+ * constant in each. */
+#define INLINE static inline __attribute__((always_inline))
+#define BY_TYPE(t, call, ...)                                                  \
+    ((t) == KVD_KV_F16    ? call(KVD_KV_F16, __VA_ARGS__)                      \
+     : (t) == KVD_KV_BF16 ? call(KVD_KV_BF16, __VA_ARGS__)                     \
+                          : call(KVD_KV_F32, __VA_ARGS__))
 
 /* The first n (0..8) lanes. */
 static inline __m256i mask8(int64_t n)
@@ -172,7 +185,7 @@ static void exp_avx2(float *y, const float *x, int64_t n)
 /* ---- stored values ---------------------------------------------------------- */
 
 /* Eight values as f16 or bf16; *bad collects what is not finite. */
-static inline __m128i narrow8(__m256 f, kvd_kvtype t, __m128i *bad)
+INLINE __m128i narrow8(kvd_kvtype t, __m256 f, __m128i *bad)
 {
     __m128i h, top;
     if (t == KVD_KV_F16) {
@@ -191,7 +204,7 @@ static inline __m128i narrow8(__m256 f, kvd_kvtype t, __m128i *bad)
     return h;
 }
 
-static inline __m256 widen8(__m128i h, kvd_kvtype t)
+INLINE __m256 widen8(kvd_kvtype t, __m128i h)
 {
     if (t == KVD_KV_F16)
         return _mm256_cvtph_ps(h);
@@ -199,123 +212,116 @@ static inline __m256 widen8(__m128i h, kvd_kvtype t)
 }
 
 /* The non-finite lanes of eight f32, as eight 16-bit masks. */
-static inline __m128i bad8(__m256 f)
+INLINE __m128i bad8(__m256 f)
 {
     __m256i top = _mm256_set1_epi32(0x7f800000);
     __m256i m = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_castps_si256(f), top), top);
     return _mm_packs_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
 }
 
+INLINE void put8(kvd_kvtype t, void *block, int64_t at, __m256 f, __m128i *bad)
+{
+    if (t == KVD_KV_F32) {
+        _mm256_storeu_ps((float *)block + at, f);
+        *bad = _mm_or_si128(*bad, bad8(f));
+    } else {
+        _mm_storeu_si128((__m128i *)(void *)((uint16_t *)block + at), narrow8(t, f, bad));
+    }
+}
+
 static inline int verdict(__m128i bad) { return _mm_testz_si128(bad, bad) ? 0 : -1; }
 
-static int store_v_avx2(void *block, kvd_kvtype t, int slot, int n_slots, const float *src, int64_t ld, int d_head)
+INLINE int store_v_any(kvd_kvtype t, void *block, int slot, int n_slots, const float *src, int64_t ld, int d_head)
 {
     __m128i bad = _mm_setzero_si128();
     for (int j = 0; j < n_slots; j++, src += ld) {
         int64_t at = (int64_t)(slot + j) * d_head;
-        for (int i = 0; i < d_head; i += 8) {
-            __m256 f = _mm256_loadu_ps(src + i);
-            if (t == KVD_KV_F32) {
-                _mm256_storeu_ps((float *)block + at + i, f);
-                bad = _mm_or_si128(bad, bad8(f));
-            } else {
-                __m128i h = narrow8(f, t, &bad);
-                _mm_storeu_si128((__m128i *)(void *)((uint16_t *)block + at + i), h);
-            }
-        }
+        for (int i = 0; i < d_head; i += 8)
+            put8(t, block, at + i, _mm256_loadu_ps(src + i), &bad);
     }
     return verdict(bad);
 }
 
+static int store_v_avx2(void *block, kvd_kvtype t, int slot, int n_slots, const float *src, int64_t ld, int d_head)
+{
+    return BY_TYPE(t, store_v_any, block, slot, n_slots, src, ld, d_head);
+}
+
 /* r[i] lane j <-> r[j] lane i */
-static inline void transpose8(__m256 r[8])
+INLINE void transpose8(__m256 r[8])
 {
     __m256 a[8], b[8];
-    for (int i = 0; i < 4; i++) {
+    UNROLL(4) for (int i = 0; i < 4; i++) {
         a[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
         a[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
     }
-    for (int i = 0; i < 2; i++) {
+    UNROLL(2) for (int i = 0; i < 2; i++) {
         b[4 * i] = _mm256_shuffle_ps(a[4 * i], a[4 * i + 2], 0x44);
         b[4 * i + 1] = _mm256_shuffle_ps(a[4 * i], a[4 * i + 2], 0xee);
         b[4 * i + 2] = _mm256_shuffle_ps(a[4 * i + 1], a[4 * i + 3], 0x44);
         b[4 * i + 3] = _mm256_shuffle_ps(a[4 * i + 1], a[4 * i + 3], 0xee);
     }
-    for (int i = 0; i < 4; i++) {
+    UNROLL(4) for (int i = 0; i < 4; i++) {
         r[i] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
         r[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
     }
 }
 
-/* Eight slots from `slot` on: transposed 8x8 pieces, eight positions a store. */
-static inline void store_k8(void *block, kvd_kvtype t, int slot, const float *src, int64_t ld, int d_head, __m128i *bad)
-{
-    for (int i = 0; i < d_head; i += 8) {
-        __m256 r[8];
-        for (int j = 0; j < 8; j++)
-            r[j] = _mm256_loadu_ps(src + j * ld + i);
-        transpose8(r);
-        for (int j = 0; j < 8; j++) {
-            int64_t at = (int64_t)(i + j) * KVD__BLOCK + slot;
-            if (t == KVD_KV_F32) {
-                _mm256_storeu_ps((float *)block + at, r[j]);
-                *bad = _mm_or_si128(*bad, bad8(r[j]));
-            } else {
-                _mm_storeu_si128((__m128i *)(void *)((uint16_t *)block + at), narrow8(r[j], t, bad));
-            }
-        }
-    }
-}
-
-/* One slot, as in decode: eight elements converted at once, scattered one by one. */
-static inline void store_k1(void *block, kvd_kvtype t, int slot, const float *src, int d_head, __m128i *bad)
-{
-    for (int i = 0; i < d_head; i += 8) {
-        __m256 f = _mm256_loadu_ps(src + i);
-        if (t == KVD_KV_F32) {
-            float *to = (float *)block + (int64_t)i * KVD__BLOCK + slot;
-            for (int j = 0; j < 8; j++)
-                to[j * KVD__BLOCK] = src[i + j];
-            *bad = _mm_or_si128(*bad, bad8(f));
-        } else {
-            uint16_t *to = (uint16_t *)block + (int64_t)i * KVD__BLOCK + slot, h[8];
-            _mm_storeu_si128((__m128i *)(void *)h, narrow8(f, t, bad));
-            for (int j = 0; j < 8; j++)
-                to[j * KVD__BLOCK] = h[j];
-        }
-    }
-}
-
-static int store_k_avx2(void *block, kvd_kvtype t, int slot, int n_slots, const float *src, int64_t ld, int d_head)
+/* Eight slots at a time by transposed 8x8 pieces, so that a store has eight
+ * positions; the rest (decode has one slot) scattered element by element. */
+INLINE int store_k_any(kvd_kvtype t, void *block, int slot, int n_slots, const float *src, int64_t ld, int d_head)
 {
     __m128i bad = _mm_setzero_si128();
     int j = 0;
     for (; j + 8 <= n_slots; j += 8)
-        store_k8(block, t, slot + j, src + j * ld, ld, d_head, &bad);
+        for (int i = 0; i < d_head; i += 8) {
+            __m256 r[8];
+            UNROLL(8) for (int l = 0; l < 8; l++)
+                r[l] = _mm256_loadu_ps(src + (j + l) * ld + i);
+            transpose8(r);
+            UNROLL(8) for (int l = 0; l < 8; l++)
+                put8(t, block, (int64_t)(i + l) * KVD__BLOCK + slot + j, r[l], &bad);
+        }
     for (; j < n_slots; j++)
-        store_k1(block, t, slot + j, src + j * ld, d_head, &bad);
+        for (int i = 0; i < d_head; i += 8) {
+            int64_t at = (int64_t)i * KVD__BLOCK + slot + j;
+            uint32_t eight[8]; /* of any type */
+            put8(t, eight, 0, _mm256_loadu_ps(src + j * ld + i), &bad);
+            for (int l = 0; l < 8; l++)
+                if (t == KVD_KV_F32)
+                    memcpy((float *)block + at + l * KVD__BLOCK, eight + l, 4);
+                else
+                    memcpy((uint16_t *)block + at + l * KVD__BLOCK, (char *)eight + 2 * l, 2);
+        }
     return verdict(bad);
 }
 
-static int round_to_avx2(float *x, kvd_kvtype t, int64_t n)
+static int store_k_avx2(void *block, kvd_kvtype t, int slot, int n_slots, const float *src, int64_t ld, int d_head)
+{
+    return BY_TYPE(t, store_k_any, block, slot, n_slots, src, ld, d_head);
+}
+
+INLINE int round_to_any(kvd_kvtype t, float *x, int64_t n)
 {
     __m128i bad = _mm_setzero_si128();
-    int64_t i = 0;
-    for (; i < n; i += 8) {
-        __m256i m = mask8(n - i < 8 ? n - i : 8);
-        __m256 f = n - i < 8 ? _mm256_maskload_ps(x + i, m) : _mm256_loadu_ps(x + i);
+    for (int64_t i = 0; i < n; i += 8) {
+        bool whole = n - i >= 8;
+        __m256i m = mask8(whole ? 8 : n - i);
+        __m256 f = whole ? _mm256_loadu_ps(x + i) : _mm256_maskload_ps(x + i, m);
         if (t == KVD_KV_F32) {
             bad = _mm_or_si128(bad, bad8(f));
             continue;
         }
-        f = widen8(narrow8(f, t, &bad), t);
-        if (n - i < 8)
-            _mm256_maskstore_ps(x + i, m, f);
-        else
+        f = widen8(t, narrow8(t, f, &bad));
+        if (whole)
             _mm256_storeu_ps(x + i, f);
+        else
+            _mm256_maskstore_ps(x + i, m, f);
     }
     return verdict(bad);
 }
+
+static int round_to_avx2(float *x, kvd_kvtype t, int64_t n) { return BY_TYPE(t, round_to_any, x, n); }
 
 void kvd__kern_fill_avx2(kvd_kern *k)
 {
