@@ -141,3 +141,17 @@ void kvd__kv_clear(kvd_kv *kv)
     drop(kv, 1, 0, kv->n_slots);
     kv->start = kv->local_start = kv->end;
 }
+
+int64_t kvd__kv_context_bytes(const kvd_kv *kv)
+{
+    int64_t bytes = 0;
+    for (int kind = 0; kind < 2; kind++) {
+        if (!kv->column[kind])
+            continue;
+        int64_t column = kv->block_bytes * kvd__kv_layers(&kv->shape, kind == 1);
+        bytes += kv->n_slots * (int64_t)sizeof *kv->column[kind];
+        for (int64_t b = 0; b < kv->n_slots; b++)
+            bytes += kv->column[kind][b] ? column : 0;
+    }
+    return bytes;
+}

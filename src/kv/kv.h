@@ -116,6 +116,9 @@ int kvd__kv_begin(kvd_kv *kv, const kvd_pass_plan *plan, kvd_error *err);
  * local layers, what has left the window. */
 void kvd__kv_end(kvd_kv *kv, const kvd_pass_plan *plan, bool done);
 
+/* Context bytes held now: columns, scratch aside, and block tables. */
+int64_t kvd__kv_context_bytes(const kvd_kv *kv);
+
 /* Forget positions from n on. */
 void kvd__kv_truncate(kvd_kv *kv, int64_t n);
 /* Drop everything. */

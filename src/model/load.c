@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#define XXH_STATIC_LINKING_ONLY /* a state of our own memory: worker threads do not malloc */
 #include <xxhash.h>
 
 #include "base/error.h"
@@ -187,9 +188,10 @@ static void load_job(void *ctx, int tid, int n_threads)
     loader *ld = ctx;
     (void)n_threads;
     char *stage = ld->stage + tid * ld->stage_bytes;
-    XXH3_state_t *hash = XXH3_createState();
+    XXH3_state_t state, *hash = &state;
+    XXH3_INITSTATE(hash);
     kvd_error err = {0};
-    int rc = hash ? 0 : kvd__fail(&err, KVD_E_NOMEM, "out of memory: hash state");
+    int rc = 0;
     for (int64_t i; !rc && !atomic_load(&ld->failed) && (i = atomic_fetch_add(&ld->next, 1)) < ld->n_items;) {
         const item *it = &ld->items[i];
         XXH3_128bits_reset(hash);
@@ -198,7 +200,6 @@ static void load_job(void *ctx, int tid, int n_threads)
             if (kvd__gguf_tensor_at(ld->g, t) == it->t)
                 XXH128_canonicalFromHash(&ld->hash[t], XXH3_128bits_digest(hash));
     }
-    XXH3_freeState(hash);
     int expected = 0;
     if (rc && atomic_compare_exchange_strong(&ld->failed, &expected, rc))
         ld->error = err;

@@ -11,11 +11,14 @@ typedef struct {
     bool failed;
 } maker;
 
-/* n values of `size` bytes, or note the failure. */
+/* n values of `size` bytes, or note the failure. Touched now: what the process
+ * grows by after loading is then context memory alone. */
 static void *make(maker *k, int64_t n, size_t size)
 {
     void *p = kvd__alloc_array(k->m->ledger, KVD_ACC_COMPUTE, (size_t)n, size, k->err);
     k->failed |= !p;
+    if (p)
+        memset(p, 0, (size_t)n * size);
     return p;
 }
 

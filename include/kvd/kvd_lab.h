@@ -1,0 +1,48 @@
+/* KV-Direct laboratory: read and change what flows through a pass, and rebuild
+ * K and V from a residual. For researchers; on quantised files, cached or not,
+ * with the bits of ordinary runs.
+ *
+ * Same conventions as kvd.h. Shapes: a residual is [d_model] f32; K and V of a
+ * position are [n_kv_heads][d_head] f32, K rotated to its absolute position. */
+#ifndef KVD_LAB_H
+#define KVD_LAB_H
+
+#include "kvd/kvd.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Called during kvd_session_feed and kvd_generate on the calling thread, for
+ * every row of the pass, recomputed positions included. Pointers are valid for
+ * the call; what residual and kv_made change, the pass goes on with. Any may be
+ * NULL. Watching costs two barriers per layer; nothing when no taps are set. */
+typedef struct kvd_lab_taps {
+    void *ctx;
+    /* Residual entering layer (0 .. n_layers - 1), or, as layer n_layers, the one
+     * leaving the last layer (only for rows whose logits are wanted). */
+    void (*residual)(void *ctx, int layer, int64_t pos, float *h);
+    /* K and V as computed, before rounding to the KV type. */
+    void (*kv_made)(void *ctx, int layer, int64_t pos, float *k, float *v);
+    /* K and V as attention reads them, after rounding. */
+    void (*kv_read)(void *ctx, int layer, int64_t pos, const float *k, const float *v);
+} kvd_lab_taps;
+
+/* Copies *taps; NULL removes them. */
+KVD_API void kvd_lab_set_taps(kvd_session *s, const kvd_lab_taps *taps);
+
+/* K and V of position pos at a layer from the residual entering it (paper: Eq.
+ * 13-14), rounded to the session's KV type: the bits that attention reads if
+ * residual is the bits that entered the layer.
+ * 0, KVD_E_RANGE, KVD_E_NUMERIC. One computing call at a time per model. */
+KVD_API int kvd_lab_reconstruct(kvd_session *s, int layer, int64_t pos, const float *residual, float *k, float *v,
+                                kvd_error *err);
+
+/* Test builds (-Dtest_hooks=true): change the stored K of (layer, pos) by one unit
+ * in the last place, in every later pass. KVD_E_UNSUPPORTED in other builds. */
+KVD_API int kvd_lab_inject(kvd_model *m, int layer, int64_t pos, kvd_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

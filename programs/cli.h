@@ -1,0 +1,107 @@
+/* The command line: one table of options, of which each command takes a part. */
+#ifndef KVD_CLI_H
+#define KVD_CLI_H
+
+#include <jansson.h>
+
+#include "kvd/kvd.h"
+#include "kvd/kvd_lab.h"
+
+enum {
+    EXIT_OK = 0,
+    EXIT_CHECK = 1,
+    EXIT_USAGE = 2,
+    EXIT_BAD_FILE = 3,
+    EXIT_RESOURCES = 4,
+    EXIT_NUMERIC_ERROR = 5,
+    EXIT_INTERRUPTED = 130
+};
+
+/* Groups of options; a command names those it takes. */
+enum {
+    OPT_MODEL = 1 << 0,    /* -m */
+    OPT_MACHINE = 1 << 1,  /* --threads --cpu --chunk */
+    OPT_MEMORY = 1 << 2,   /* --kv-budget --kv-tokens --policy */
+    OPT_NUMBERS = 1 << 3,  /* --kv-type --stream --activations */
+    OPT_PROMPT = 1 << 4,   /* -p -f */
+    OPT_GENERATE = 1 << 5, /* -n, sampling, stop strings, --raw, --system, --template */
+    OPT_JSON = 1 << 6,     /* --json */
+    OPT_OUTPUT = 1 << 7,   /* --receipt --quiet */
+    OPT_TEXT = 1 << 8,     /* --no-bos --special */
+    OPT_EVAL = 1 << 9,     /* --chunks */
+    OPT_VERIFY = 1 << 10,  /* --quick --full --inject */
+};
+
+typedef struct cli {
+    const char *model, *prompt, *file, *system, *template_name;
+    bool raw, json, receipt, quiet, no_bos, special, quick, full;
+    bool budget_given, policy_given, stream_given, kv_type_given;
+    kvd_model_options mo;
+    kvd_session_options so;
+    kvd_generate_options go;
+    int64_t chunks; /* of eval; 0: all */
+    int inject_layer;
+    int64_t inject_pos;
+    const char *stop[32];
+    kvd_logit_bias bias[256];
+    const char *words[4]; /* what stands without an option */
+    int n_words;
+} cli;
+
+/* Parse argv[1..] with the options of `groups`; at most max_words words. 0, or
+ * EXIT_USAGE after one line on stderr. Missing -m is an error when the group is
+ * asked for. */
+int cli_parse(cli *c, int argc, char **argv, const char *command, unsigned groups, int max_words);
+
+/* "64M", "1.5G", "4096": bytes; -1 if malformed. */
+int64_t cli_bytes(const char *text);
+/* Human readable bytes; buf of 32. */
+const char *cli_size(int64_t bytes, char *buf);
+
+/* One line on stderr, the exit code as result. */
+int cli_fail(int exit_code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+int cli_error(const char *what, const kvd_error *err);
+
+/* The prompt: -p, -f, or standard input. *text owned (free). 0 or an exit code. */
+int cli_read_prompt(const cli *c, char **text, size_t *n);
+int cli_read_file(const char *path, char **text, size_t *n);
+
+/* Load c->model as asked; the default budget, half of the available memory, is
+ * set when budget is true and none was given. 0 or an exit code. */
+int cli_load(const cli *c, bool budget, kvd_model **m);
+
+/* First SIGINT sets a flag, the second ends the process at once. */
+void cli_catch_interrupt(void);
+bool cli_interrupted(void);
+
+/* A progress bar on stderr if it is a terminal and not --quiet; cancels on
+ * SIGINT. Give it to kvd_session_set_progress with NULL. */
+int cli_progress(void *ctx, int64_t done, int64_t total, int64_t rows, int64_t recomputed);
+void cli_progress_clear(void);
+void cli_progress_allow(bool on);
+
+/* High-water mark of resident memory, and setting it back. Bytes, -1: unknown. */
+int64_t cli_peak_bytes(void);
+int64_t cli_resident_bytes(void);
+void cli_peak_reset(void);
+
+/* Print one object and a newline on stdout; frees it. An exit code. */
+int cli_print_json(json_t *object);
+/* Flush stdout and tell whether all was written. An exit code. */
+int cli_close_stdout(void);
+
+json_t *cli_json_ids(const int32_t *ids, int64_t n);
+json_t *cli_json_ledger(const kvd_model *m);
+json_t *cli_json_model(const kvd_model *m);
+/* A string that may hold invalid UTF-8: such bytes become U+FFFD. */
+json_t *cli_json_text(const char *text, size_t n);
+
+double cli_seconds(void);
+
+int cmd_run(int argc, char **argv);
+int cmd_info(int argc, char **argv);
+int cmd_tokenize(int argc, char **argv);
+int cmd_verify(int argc, char **argv);
+int cmd_eval(int argc, char **argv);
+
+#endif

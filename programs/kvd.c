@@ -1,0 +1,45 @@
+/* kvd: the program. Commands are in cmd_*.c; this file picks one. */
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli.h"
+
+static const struct {
+    const char *name, *what;
+    int (*run)(int, char **);
+} commands[] = {
+    {"run", "one completion", cmd_run},
+    {"info", "what a model file is", cmd_info},
+    {"tokenize", "text to token ids", cmd_tokenize},
+    {"verify", "prove the guarantees on a model", cmd_verify},
+    {"eval", "perplexity", cmd_eval},
+};
+
+static int usage(FILE *out, int code)
+{
+    fprintf(out, "usage: kvd COMMAND [options]\n");
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
+        fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].what);
+    fprintf(out, "kvd COMMAND --help says more. kvd --version\n");
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    signal(SIGPIPE, SIG_IGN); /* a closed pipe is an error return */
+    if (argc < 2)
+        return usage(stderr, EXIT_USAGE);
+    if (!strcmp(argv[1], "--version")) {
+        puts("kvd " KVD_VERSION);
+        return cli_close_stdout();
+    }
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) {
+        usage(stdout, EXIT_OK);
+        return cli_close_stdout();
+    }
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
+        if (!strcmp(argv[1], commands[i].name))
+            return commands[i].run(argc - 1, argv + 1);
+    return cli_fail(EXIT_USAGE, "unknown command \"%.40s\" (kvd --help)", argv[1]);
+}

@@ -1,0 +1,299 @@
+#include "gen/session.h"
+
+#include <string.h>
+
+#include "base/error.h"
+
+kvd_kvtype kvd__kvtype_of(kvd_float_type t)
+{
+    return t == KVD_TYPE_F16 ? KVD_KV_F16 : t == KVD_TYPE_BF16 ? KVD_KV_BF16 : KVD_KV_F32;
+}
+
+void kvd_session_options_defaults(kvd_session_options *o)
+{
+    *o = (kvd_session_options){.policy = KVD_POLICY_KV_DIRECT, .kv_type = KVD_TYPE_F16, .stream = KVD_TYPE_F32, .kv_tokens = -1};
+}
+
+static int check_options(const kvd_session_options *o, kvd_error *err)
+{
+    if ((unsigned)o->policy > KVD_POLICY_FULL || (unsigned)o->kv_type > KVD_TYPE_F32 || (unsigned)o->stream > KVD_TYPE_F32)
+        return kvd__fail(err, KVD_E_RANGE, "session options: unknown policy or type");
+    if (o->kv_tokens < -1)
+        return kvd__fail(err, KVD_E_RANGE, "kv_tokens: %lld is below -1", (long long)o->kv_tokens);
+    if (o->policy == KVD_POLICY_FULL && o->kv_tokens >= 0)
+        return kvd__fail(err, KVD_E_RANGE, "policy full keeps everything: kv_tokens does not go with it");
+    return 0;
+}
+
+int kvd_session_create(kvd_session **out, kvd_model *m, const kvd_session_options *options, kvd_error *err)
+{
+    kvd_session_options o;
+    kvd_session_options_defaults(&o);
+    if (options)
+        o = *options;
+    int rc = check_options(&o, err);
+    if (rc)
+        return rc;
+    if (!m->has_weights)
+        return kvd__fail(err, KVD_E_ARG, "the model was loaded without weights");
+    kvd_session *s = kvd__alloc(m->ledger, KVD_ACC_HOST, sizeof *s, err);
+    if (!s)
+        return KVD_E_NOMEM;
+    s->m = m;
+    s->o = o;
+    s->stream_type = kvd__kvtype_of(o.stream);
+    kvd__model_kv_shape(m, kvd__kvtype_of(o.kv_type), s->stream_type, &s->shape);
+    s->logits = kvd__alloc_array(m->ledger, KVD_ACC_COMPUTE, (size_t)m->config.n_vocab, sizeof *s->logits, err);
+    if (!s->logits || kvd__kv_create(&s->kv, &s->shape, m->ledger, err)) {
+        kvd_session_free(&s);
+        return KVD_E_NOMEM;
+    }
+    *out = s;
+    return 0;
+}
+
+void kvd_session_free(kvd_session **ps)
+{
+    kvd_session *s = *ps;
+    *ps = NULL;
+    if (!s)
+        return;
+    kvd__kv_destroy(&s->kv);
+    kvd__free(s->ids);
+    kvd__free(s->logits);
+    kvd__free(s->candidates);
+    kvd__free(s);
+}
+
+int64_t kvd_session_tokens(const kvd_session *s, const int32_t **ids)
+{
+    if (ids)
+        *ids = s->ids;
+    return s->n;
+}
+
+kvd_limits kvd__session_limits(const kvd_session *s)
+{
+    int64_t room = kvd__ledger_room(s->m->ledger), own = kvd__kv_context_bytes(s->kv) + s->capacity * (int64_t)sizeof *s->ids;
+    return (kvd_limits){
+        .full = s->o.policy == KVD_POLICY_FULL,
+        .kv_tokens = s->o.kv_tokens,
+        .budget_bytes = s->m->ledger->budget_bytes == INT64_MAX ? INT64_MAX : room + own,
+        .piece_tokens = KVD__PIECE_TOKENS,
+    };
+}
+
+/* ---- one pass ----------------------------------------------------------------- */
+
+typedef struct {
+    kvd_session *s;
+    kvd_logits_fn fn;
+    void *ctx;
+    const kvd_pass_plan *plan;
+    bool keep; /* copy the last row's logits into the session */
+} sink;
+
+static int on_logits(void *ctx, int span, int64_t pos, const float *logits)
+{
+    sink *k = ctx;
+    (void)span;
+    if (k->fn && k->fn(k->ctx, pos, logits))
+        return 1;
+    if (k->keep && pos == k->plan->n_before + k->plan->n_new - 1)
+        memcpy(k->s->logits, logits, (size_t)k->s->m->config.n_vocab * sizeof *logits);
+    return 0;
+}
+
+static int on_progress(void *ctx, int64_t done, int64_t total)
+{
+    sink *k = ctx;
+    return k->s->progress(k->s->progress_ctx, done, total, k->plan->n_rows, k->plan->recompute);
+}
+
+static void tap_residual(void *ctx, int span, int layer, int64_t pos, float *h)
+{
+    const kvd_lab_taps *t = ctx;
+    (void)span;
+    t->residual(t->ctx, layer, pos, h);
+}
+
+static void tap_kv_made(void *ctx, int span, int layer, int64_t pos, float *k, float *v)
+{
+    const kvd_lab_taps *t = ctx;
+    (void)span;
+    t->kv_made(t->ctx, layer, pos, k, v);
+}
+
+static void tap_kv_read(void *ctx, int span, int layer, int64_t pos, const float *k, const float *v)
+{
+    const kvd_lab_taps *t = ctx;
+    (void)span;
+    t->kv_read(t->ctx, layer, pos, k, v);
+}
+
+/* Carry out a plan whose new tokens' ids are in place. */
+static int run_pass(kvd_session *s, const kvd_pass_plan *plan, int64_t n_logits, sink *k, kvd_error *err)
+{
+    int rc = kvd__kv_begin(s->kv, plan, err);
+    if (rc)
+        return rc;
+    void *stream = kvd__alloc(s->m->ledger, KVD_ACC_STREAM, (size_t)plan->stream_bytes, err);
+    if (!stream) {
+        kvd__kv_end(s->kv, plan, false);
+        return err && err->code ? err->code : KVD_E_NOMEM;
+    }
+    kvd_span span = {.kv = s->kv, .ids = s->ids, .recompute = plan->recompute, .n_before = plan->n_before,
+                     .n_new = plan->n_new, .n_logits = n_logits};
+    kvd_taps taps = {.ctx = &s->lab, .residual = s->lab.residual ? tap_residual : NULL,
+                     .kv_made = s->lab.kv_made ? tap_kv_made : NULL, .kv_read = s->lab.kv_read ? tap_kv_read : NULL};
+    kvd_pass pass = {.spans = &span, .n_spans = 1, .stream = stream, .stream_type = s->stream_type,
+                     .taps = s->has_lab ? &taps : NULL, .ctx = k, .on_logits = on_logits,
+                     .on_progress = s->progress ? on_progress : NULL};
+    k->plan = plan;
+    rc = kvd__model_pass(s->m, &pass, err);
+    kvd__free(stream);
+    kvd__kv_end(s->kv, plan, rc == 0);
+    if (!rc) {
+        s->stats.passes++;
+        s->stats.recomputed_tokens += plan->recompute;
+        s->n = plan->n_before + plan->n_new;
+    }
+    return rc;
+}
+
+/* ---- feeding --------------------------------------------------------------------- */
+
+static int reserve_ids(kvd_session *s, int64_t n, kvd_error *err)
+{
+    int64_t want = (n + KVD__CHECKPOINT_STEP - 1) / KVD__CHECKPOINT_STEP * KVD__CHECKPOINT_STEP;
+    if (want <= s->capacity)
+        return 0;
+    int32_t *ids = kvd__realloc(s->m->ledger, KVD_ACC_CHECKPOINT, s->ids, (size_t)want * sizeof *ids, err);
+    if (!ids)
+        return err ? err->code : KVD_E_NOMEM;
+    s->ids = ids;
+    s->capacity = want;
+    return 0;
+}
+
+static int check_feed(const kvd_session *s, const int32_t *ids, int64_t n, kvd_error *err)
+{
+    if (n < 1)
+        return kvd__fail(err, KVD_E_RANGE, "no tokens to feed");
+    if (n > s->m->config.n_ctx - s->n)
+        return kvd__fail(err, KVD_E_RANGE, "%lld tokens do not fit the trained context of %d (%lld are there)", (long long)n,
+                         s->m->config.n_ctx, (long long)s->n);
+    for (int64_t i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= s->m->config.n_vocab)
+            return kvd__fail(err, KVD_E_RANGE, "token id %d is not in 0..%d", ids[i], s->m->config.n_vocab - 1);
+    return 0;
+}
+
+static int feed(kvd_session *s, const int32_t *ids, int64_t n, int64_t n_logits, sink *k, kvd_error *err)
+{
+    kvd_error own = {0}, *e = err ? err : &own;
+    int rc = check_feed(s, ids, n, e);
+    if (rc)
+        return rc;
+    int64_t n_old = s->n, total = s->n + n;
+    kvd_limits lim = kvd__session_limits(s);
+    if ((rc = reserve_ids(s, total, e)) == 0) {
+        memcpy(s->ids + s->n, ids, (size_t)n * sizeof *ids);
+        while (!rc && s->n < total) {
+            kvd_pass_plan plan;
+            rc = kvd__pass_plan(&s->shape, &lim, s->n, s->kv->start, total - s->n, &plan, e);
+            if (rc)
+                break;
+            int64_t first_wanted = total - n_logits, end = plan.n_before + plan.n_new;
+            int64_t want = end > first_wanted ? end - first_wanted : 0;
+            rc = run_pass(s, &plan, want < plan.n_new ? want : plan.n_new, k, e);
+        }
+    }
+    if (rc) {
+        kvd__kv_truncate(s->kv, n_old);
+        s->n = n_old;
+        if (rc == KVD_E_BUDGET)
+            e->max_tokens = kvd__max_tokens(&s->shape, &lim, s->m->config.n_ctx);
+    }
+    return rc;
+}
+
+int kvd_session_feed(kvd_session *s, const int32_t *ids, int64_t n, const float **logits, kvd_error *err)
+{
+    sink k = {.s = s, .keep = true};
+    int rc = feed(s, ids, n, 1, &k, err);
+    if (rc)
+        return rc;
+    s->has_logits = true;
+    if (logits)
+        *logits = s->logits;
+    return 0;
+}
+
+int kvd_session_feed_all(kvd_session *s, const int32_t *ids, int64_t n, int64_t n_logits, kvd_logits_fn fn, void *ctx,
+                         kvd_error *err)
+{
+    if (n_logits < 0 || n_logits > n)
+        return kvd__fail(err, KVD_E_RANGE, "logits of %lld of %lld tokens", (long long)n_logits, (long long)n);
+    sink k = {.s = s, .fn = fn, .ctx = ctx, .keep = true};
+    int rc = feed(s, ids, n, n_logits, &k, err);
+    if (!rc)
+        s->has_logits = n_logits > 0;
+    return rc;
+}
+
+int kvd_session_rewind(kvd_session *s, int64_t n_tokens, kvd_error *err)
+{
+    if (n_tokens < 0 || n_tokens > s->n)
+        return kvd__fail(err, KVD_E_RANGE, "cannot rewind to %lld of %lld tokens", (long long)n_tokens, (long long)s->n);
+    if (n_tokens < s->n)
+        s->has_logits = false;
+    kvd__kv_truncate(s->kv, n_tokens);
+    s->n = n_tokens;
+    return 0;
+}
+
+void kvd_session_park(kvd_session *s) { kvd__kv_clear(s->kv); }
+
+void kvd_session_set_progress(kvd_session *s, kvd_progress_fn fn, void *ctx)
+{
+    s->progress = fn;
+    s->progress_ctx = ctx;
+}
+
+void kvd_session_get_stats(const kvd_session *s, kvd_session_stats *st)
+{
+    *st = s->stats;
+    st->n_tokens = s->n;
+    st->resident_tokens = s->kv->end - s->kv->start;
+    st->evicted_tokens = s->n - st->resident_tokens;
+}
+
+/* ---- laboratory ------------------------------------------------------------------- */
+
+void kvd_lab_set_taps(kvd_session *s, const kvd_lab_taps *taps)
+{
+    s->has_lab = taps != NULL;
+    s->lab = taps ? *taps : (kvd_lab_taps){0};
+}
+
+int kvd_lab_reconstruct(kvd_session *s, int layer, int64_t pos, const float *residual, float *k, float *v, kvd_error *err)
+{
+    if (layer < 0 || layer >= s->m->config.n_layers || pos < 0 || pos >= s->m->config.n_ctx)
+        return kvd__fail(err, KVD_E_RANGE, "layer %d, position %lld", layer, (long long)pos);
+    return kvd__model_reconstruct(s->m, layer, pos, residual, s->shape.type, k, v, err);
+}
+
+int kvd_lab_inject(kvd_model *m, int layer, int64_t pos, kvd_error *err)
+{
+#ifdef KVD_TEST_HOOKS
+    if (layer < 0 || layer >= m->config.n_layers || pos < 0)
+        return kvd__fail(err, KVD_E_RANGE, "inject: layer %d, position %lld", layer, (long long)pos);
+    m->inject_layer = layer;
+    m->inject_pos = pos;
+    return 0;
+#else
+    (void)m, (void)layer, (void)pos;
+    return kvd__fail(err, KVD_E_UNSUPPORTED, "this is no test build (-Dtest_hooks=true)");
+#endif
+}

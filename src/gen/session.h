@@ -1,0 +1,37 @@
+/* gen: sessions. A session is one timeline of tokens; this layer plans its passes
+ * (kv/residency.c), runs them (model/pass.h) and keeps its ids.
+ *
+ * Layer: above model. */
+#ifndef KVD_GEN_SESSION_H
+#define KVD_GEN_SESSION_H
+
+#include "kvd/kvd.h"
+#include "kvd/kvd_lab.h"
+#include "model/pass.h"
+
+enum { KVD__PIECE_TOKENS = 512 }; /* rows of a pass while everything stays resident */
+
+struct kvd_session {
+    struct kvd_model *m; /* borrowed */
+    kvd_session_options o;
+    kvd_kv_shape shape;
+    kvd_kvtype stream_type;
+    kvd_kv *kv;
+    int32_t *ids;        /* [capacity]: the checkpoint of every position */
+    int64_t n, capacity;
+    float *logits;       /* [n_vocab] of position n - 1, if has_logits */
+    bool has_logits;
+    kvd_session_stats stats; /* sums; the rest is filled when asked */
+    kvd_progress_fn progress;
+    void *progress_ctx;
+    kvd_lab_taps lab;
+    bool has_lab;
+    struct kvd__candidate *candidates; /* the sampler's, [n_vocab], made on first use */
+};
+
+/* The limits of this session's passes under what the budget leaves to it now. */
+kvd_limits kvd__session_limits(const kvd_session *s);
+
+kvd_kvtype kvd__kvtype_of(kvd_float_type t);
+
+#endif
