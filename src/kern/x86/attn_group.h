@@ -26,11 +26,7 @@
 
 #include "kern/kern.h"
 #include "kern/x86/exp_avx2.h"
-
-/* gcc unrolls such loops by itself, but too late to keep an array in registers. */
-#define KVD_STR(x) #x
-#define UNROLL(n) _Pragma(KVD_STR(GCC unroll n))
-#define INLINE static inline __attribute__((always_inline))
+#include "kern/x86/unroll.h"
 
 enum { KVD__GROUP = 8 };
 

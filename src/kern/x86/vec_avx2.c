@@ -10,18 +10,7 @@
 #include "base/half.h"
 #include "kern/kern.h"
 #include "kern/x86/exp_avx2.h"
-
-/* gcc unrolls such loops by itself, but too late to keep an array in registers. */
-#define KVD_STR(x) #x
-#define UNROLL(n) _Pragma(KVD_STR(GCC unroll n))
-
-/* The stores are written once for all types and made three times: the type is a
- * constant in each. */
-#define INLINE static inline __attribute__((always_inline))
-#define BY_TYPE(t, call, ...)                                                  \
-    ((t) == KVD_KV_F16    ? call(KVD_KV_F16, __VA_ARGS__)                      \
-     : (t) == KVD_KV_BF16 ? call(KVD_KV_BF16, __VA_ARGS__)                     \
-                          : call(KVD_KV_F32, __VA_ARGS__))
+#include "kern/x86/unroll.h"
 
 /* The first n (0..8) lanes. */
 static inline __m256i mask8(int64_t n)
@@ -182,7 +171,14 @@ static void exp_avx2(float *y, const float *x, int64_t n)
     }
 }
 
-/* ---- stored values ---------------------------------------------------------- */
+/* ---- stored values -----------------------------------------------------------
+ *
+ * Written once for all types and made three times: the type is a constant in
+ * each. */
+#define BY_TYPE(t, call, ...)                                                  \
+    ((t) == KVD_KV_F16    ? call(KVD_KV_F16, __VA_ARGS__)                      \
+     : (t) == KVD_KV_BF16 ? call(KVD_KV_BF16, __VA_ARGS__)                     \
+                          : call(KVD_KV_F32, __VA_ARGS__))
 
 /* Eight values as f16 or bf16; *bad collects what is not finite. */
 INLINE __m128i narrow8(kvd_kvtype t, __m256 f, __m128i *bad)
