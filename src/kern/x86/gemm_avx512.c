@@ -78,7 +78,7 @@ KVD__INLINE void step_32(const format f, const uint8_t *p, const int8_t *const q
                          __m512 acc[], const int T)
 {
     const layout o = layout_of(f);
-    __m512i sum[KVD__TILE_MAX_TOKENS];
+    __m512i sum[KVD__AVX512_TOKENS];
     if (o.m >= 0) {
 #define M(t) sum[t] = _mm512_setzero_si512()
         EACH_TOKEN(T, M);
@@ -120,7 +120,7 @@ KVD__INLINE void tile_32(const format f, const kvd__tile *c, const int T)
         const uint8_t *p = c->panels + i * c->panel_bytes;
         const int32_t *side = c->side;
         KVD__ROWS(int8_t, q, c->q, c->ld, T);
-        __m512 acc[KVD__TILE_MAX_TOKENS];
+        __m512 acc[KVD__AVX512_TOKENS];
         kvd__start(c, i, T, acc);
         for (int64_t b = 0; b < c->n_blocks; b++) {
             step_32(f, p, q, c->ld, side, acc, T);
@@ -235,7 +235,7 @@ KVD__INLINE void panels_float(const float_format f, const kvd__tile *c, int64_t 
     const int stride = KVD__PANEL_ROWS * float_bytes(f);
     const uint8_t *p0 = c->panels + i * c->panel_bytes, *p1 = two ? p0 + c->panel_bytes : p0;
     KVD__ROWS(float, x, c->x, c->ld, T);
-    __m512 acc0[KVD__TILE_MAX_TOKENS], acc1[KVD__TILE_MAX_TOKENS];
+    __m512 acc0[KVD__AVX512_TOKENS], acc1[KVD__AVX512_TOKENS];
     kvd__start(c, i, T, acc0);
     if (two)
         kvd__start(c, i + 1, T, acc1);

@@ -7,6 +7,9 @@
 
 #include "kern/x86/gemm_tiles.h"
 
+enum { KVD__AVX512_TOKENS = 12 }; /* a sum and a chain each, and some weights: 32 registers */
+#define EACH_TOKEN KVD__EACH_12
+
 KVD__INLINE __m512i kvd__load(const void *p) { return _mm512_loadu_si512(p); }
 KVD__INLINE __m512 kvd__load_16_f16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256(p)); }
 

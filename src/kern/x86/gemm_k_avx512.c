@@ -226,7 +226,7 @@ KVD__INLINE void step_256(const format f, const uint8_t *p, const int8_t *const 
     const int8_t *q[4] = {q_block[0], q_block[1], q_block[2], q_block[3]};
     scales s;
     unpack_scales(f, &s, p);
-    __m512i S[KVD__TILE_MAX_TOKENS], sum[KVD__TILE_MAX_TOKENS];
+    __m512i S[KVD__AVX512_TOKENS], sum[KVD__AVX512_TOKENS];
 #define M(t) S[t] = _mm512_setzero_si512()
     EACH_TOKEN(T, M);
 #undef M
@@ -289,7 +289,7 @@ KVD__INLINE void tile_256(const format f, const kvd__tile *c, const int T)
         const uint8_t *p = c->panels + i * c->panel_bytes;
         const int32_t *side = c->side;
         KVD__ROWS(int8_t, q, c->q, c->ld, T);
-        __m512 acc[KVD__TILE_MAX_TOKENS];
+        __m512 acc[KVD__AVX512_TOKENS];
         kvd__start(c, i, T, acc);
         for (int64_t b = 0; b < c->n_blocks; b++) {
             step_256(f, p, q, c->ld, side, acc, T);

@@ -1,6 +1,6 @@
 /* kern/x86, internal: how the x86 matrix products walk their operands.
  *
- * A *tile* is a few tokens (12 at most) that share each unpacked weight. Tile
+ * A *tile* is a few tokens (6 or 12 at most) that share each unpacked weight. Tile
  * functions are instantiated for every token count, so that sums live in
  * registers; EACH_TOKEN writes a statement out for each token with a literal
  * index, which gcc and clang both turn into registers.
@@ -22,8 +22,9 @@
 
 #define KVD__INLINE static inline __attribute__((always_inline))
 
-/* M(0) .. M(T-1), each M a statement; T a constant of at most 12. */
-#define EACH_TOKEN(T, M)                                                       \
+/* M(0) .. M(T-1), each M a statement; T a constant of at most 6 or 12. The ISA's
+ * header picks one as EACH_TOKEN. */
+#define KVD__EACH_6(T, M)                                                      \
     do {                                                                       \
         M(0);                                                                  \
         if ((T) > 1)                                                           \
@@ -36,6 +37,10 @@
             M(4);                                                              \
         if ((T) > 5)                                                           \
             M(5);                                                              \
+    } while (0)
+#define KVD__EACH_12(T, M)                                                     \
+    do {                                                                       \
+        KVD__EACH_6(T, M);                                                     \
         if ((T) > 6)                                                           \
             M(6);                                                              \
         if ((T) > 7)                                                           \
@@ -62,7 +67,6 @@
      tile_##s##_8, tile_##s##_9, tile_##s##_10, tile_##s##_11, tile_##s##_12}
 
 enum {
-    KVD__TILE_MAX_TOKENS = 12,
     KVD__SIDE_WORDS = 2304,           /* of a chunk: 9 KiB of stack */
     KVD__CHUNK_FLOATS = 6144,         /* activations of a chunk of a float product */
     KVD__GROUP_BYTES = 384 * 1024,    /* panels of a group */
