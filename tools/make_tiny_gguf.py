@@ -4,8 +4,8 @@
 Needs the standard library only. The same options give the same bytes on every
 machine. Keys and tensor names are those that llama.cpp writes. Weights are random
 valid blocks of the asked type, not quantised floats: their scales are chosen so
-that a row of K weights has a standard deviation of about 1/sqrt(K) and
-activations stay finite. The vocabulary is a usable one: byte-level BPE or a
+that a row of K weights has a standard deviation of about 1/sqrt(K), activations
+stay finite, and greedy text does not fall into a loop at once. The vocabulary is a usable one: byte-level BPE or a
 SentencePiece-like one, with merges learned from the text below, and a chat
 template.
 
@@ -33,6 +33,7 @@ three, and then a large one with a red sail that came in from the other side."""
 U8, I8, U16, I16, U32, I32, F32, BOOL, STR, ARR, U64, I64, F64 = range(13)
 PACK = {U8: "<B", I8: "<b", U16: "<H", I16: "<h", U32: "<I", I32: "<i", F32: "<f", BOOL: "<?",
         U64: "<Q", I64: "<q", F64: "<d"}
+FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9}
 SET_TYPES = {"u32": (U32, int), "i32": (I32, int), "u64": (U64, int), "f32": (F32, float), "f64": (F64, float),
              "bool": (BOOL, lambda s: s in ("1", "true")), "str": (STR, str)}
 
@@ -243,7 +244,7 @@ def metadata(o):
         ("general.architecture", STR, a),
         ("general.type", STR, "model"),
         ("general.name", STR, f"tiny {a}"),
-        ("general.file_type", U32, {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9}.get(o.type, 15)),
+        ("general.file_type", U32, FILE_TYPES.get(o.type, 15)),
         ("general.quantization_version", U32, 2),
         (f"{a}.block_count", U32, o.layers),
         (f"{a}.context_length", U32, o.context),
@@ -327,10 +328,12 @@ def tensors(o):
         for name, n in (("attn_k", kv), ("attn_output", d), ("attn_q", q), ("attn_v", kv)):
             if o.arch == "qwen2" and name != "attn_output":
                 t.vector(p + name + ".bias", n, 0.3)
+            # Sharp attention, or the next token hangs on the last one only.
+            gain = {"attn_k": 2.5, "attn_q": 2.5, "attn_v": 2, "attn_output": 1}[name]
             if o.arch in ("qwen3", "gemma3") and name in ("attn_k", "attn_q"):
-                t.norm(p + name + "_norm.weight", o.head_dim)
+                t.norm(p + name + "_norm.weight", o.head_dim, gain)
             k = q if name == "attn_output" else d
-            t.matrix(p + name + ".weight", k, n, 1 / math.sqrt(k))
+            t.matrix(p + name + ".weight", k, n, gain / math.sqrt(k))
         if gemma:
             t.norm(p + "post_attention_norm.weight", d)
             t.norm(p + "post_ffw_norm.weight", d)
@@ -395,8 +398,10 @@ def parse(argv):
     add("--seed", type=int, default=1)
     add("--arch", default="llama", choices=("llama", "qwen2", "qwen3", "gemma3"))
     add("--type", default="Q4_1", choices=TYPES, metavar="T", help="of the layers' matrices; one of " + " ".join(TYPES))
-    add("--mix", type=types, nargs="?", const=list(TYPES), metavar="T,T,...", help="another type for each matrix, in turn (default: all)")
-    add("--embd-type", choices=TYPES, metavar="T", help="default: Q8_0; with --mix in turn; with a float --type the same")
+    add("--mix", type=types, nargs="?", const=list(TYPES), metavar="T,T,...",
+        help="another type for each matrix, in turn (default: all)")
+    add("--embd-type", choices=TYPES, metavar="T",
+        help="of token_embd.weight; Q8_0, with --mix in turn, with a float --type the same")
     add("--head-type", choices=TYPES, metavar="T", help="of output.weight; implies --untied")
     add("--untied", action="store_true", help="an output.weight of its own")
     add("--layers", type=int, help="4; gemma3: 6, the last one global; with 256-element types 2")
@@ -416,7 +421,8 @@ def parse(argv):
     add("--alignment", type=int, default=32)
     add("--gguf-version", type=int, default=3)
     add("--vocab-only", action="store_true", help="no tensors")
-    add("--set", action="append", default=[], metavar="KEY=TYPE:VALUE", help="set or replace a key; TYPE: " + " ".join(SET_TYPES))
+    add("--set", action="append", default=[], metavar="KEY=TYPE:VALUE",
+        help="set or replace a key; TYPE: " + " ".join(SET_TYPES))
     add("--drop", action="append", default=[], metavar="NAME", help="leave out a key or a tensor")
     o = p.parse_args(argv)
 
