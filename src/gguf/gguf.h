@@ -4,7 +4,8 @@
  * The file is hostile. Every offset, count, length, nesting, alignment, type and
  * shape is checked before it is used, in 64 bits with overflow checks; nothing
  * is allocated from a number that the rest of the file cannot back. Errors name
- * the byte offset and what was expected.
+ * the byte offset and what was expected. Limits of our own, far above real files:
+ * 256 MiB before the tensor data, 65,536 keys and as many tensors.
  *
  * Layer: above base only. A kvd_gguf is immutable after open: any thread may
  * read it. */

@@ -13,7 +13,8 @@
  * The choice of mutations is a fixed sequence.
  *
  * usage: mutate_gguf [FILES [SEED]]
- *        mutate_gguf --corpus DIR     write the well-formed files, for a fuzzer */
+ *        mutate_gguf --corpus DIR     write the well-formed files, for a fuzzer
+ *        mutate_gguf --open FILE...   files that must be accepted, and are used */
 #include "gguf_build.h"
 
 #include "base/error.h"
@@ -352,8 +353,28 @@ static int write_corpus(const char *dir)
     return 0;
 }
 
+static int open_files(char **paths)
+{
+    for (; *paths; paths++) {
+        kvd_ledger ledger;
+        kvd__ledger_init(&ledger, 0);
+        kvd_error err;
+        kvd_gguf *g = NULL;
+        int rc = kvd__gguf_open(&g, *paths, &ledger, &err);
+        EXPECT(!rc, "%s: %s", *paths, err.message);
+        if (rc)
+            continue;
+        use_keys(g);
+        use_tensors(g);
+        kvd__gguf_close(&g);
+    }
+    return n_failed != 0;
+}
+
 int main(int argc, char **argv)
 {
+    if (argc > 2 && !strcmp(argv[1], "--open"))
+        return open_files(argv + 2);
     if (argc == 3 && !strcmp(argv[1], "--corpus"))
         return write_corpus(argv[2]);
     int64_t n_files = argc > 1 ? atoll(argv[1]) : 10000;
