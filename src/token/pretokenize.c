@@ -3,6 +3,8 @@
  *
  * - \s is spelled out (SPACE): the 25 characters with White_Space of Unicode.
  *   PCRE2's \s has U+180E besides.
+ * - \p{L}, \p{N} and \p{P} are completed by hand to Unicode 15.1, which llama.cpp
+ *   has: PCRE2 10.42 has 14, and ids should not depend on the library's version.
  * - Quantifiers are possessive where nothing can be given back, so that a run
  *   of a million letters is one step; where one must be given back, as in
  *   \s+(?!\S), it is one. Every pattern takes time linear in the text:
@@ -45,22 +47,30 @@ struct kvd__presplit {
 
 #define SPACE                                                                                                          \
     "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
+/* \p{L} and so on, to be put into a class. */
+#define LETTER                                                                                                         \
+    "\\p{L}\\x{1123f}-\\x{11240}\\x{11f02}\\x{11f04}-\\x{11f10}\\x{11f12}-\\x{11f33}\\x{1342f}\\x{13441}-\\x{13446}"     \
+    "\\x{1b132}\\x{1b155}\\x{1df25}-\\x{1df2a}\\x{1e030}-\\x{1e06d}\\x{1e4d0}-\\x{1e4eb}\\x{2b739}"                     \
+    "\\x{2ebf0}-\\x{2ee5d}\\x{31350}-\\x{323af}"
+#define NUMBER "\\p{N}\\x{11f50}-\\x{11f59}\\x{1d2c0}-\\x{1d2d3}\\x{1e4f0}-\\x{1e4f9}"
+#define MARK "\\p{P}\\x{11b00}-\\x{11b09}\\x{11f43}-\\x{11f4f}"
 /* A run of spaces gives its last one to the word that follows. */
 #define SPACES "[" SPACE "]+(?![^" SPACE "])"
 #define CONTRACTION "'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
-#define WORD "[^\\r\\n\\p{L}\\p{N}]?\\p{L}++"
+#define WORD "[^\\r\\n" LETTER NUMBER "]?[" LETTER "]++"
+#define MARKS " ?[^" SPACE LETTER NUMBER "]++" /* and all else that has no name */
 
 #define GPT2                                                                                                           \
-    "'(?:s|t|re|ve|m|ll|d)| ?\\p{L}++| ?\\p{N}++| ?[^" SPACE "\\p{L}\\p{N}]++|" SPACES "|[" SPACE "]++"
+    "'(?:s|t|re|ve|m|ll|d)| ?[" LETTER "]++| ?[" NUMBER "]++|" MARKS "|" SPACES "|[" SPACE "]++"
 /* digits: how many make one word */
 #define LLAMA3(digits)                                                                                                 \
-    CONTRACTION "|" WORD "|" digits "| ?[^" SPACE "\\p{L}\\p{N}]++[\\r\\n]*+|[" SPACE "]*[\\r\\n]++|" SPACES           \
-                "|[" SPACE "]++"
-#define UPPER "[^\\P{L}a-z]" /* a letter, but not of a-z */
+    CONTRACTION "|" WORD "|[" NUMBER "]" digits "|" MARKS "[\\r\\n]*+|[" SPACE "]*[\\r\\n]++|" SPACES "|[" SPACE "]++"
+/* A letter, but not of a-z; of A-Z. (A class has no way to complete these.) */
+#define UPPER "[^\\P{L}a-z]"
 #define LOWER "[^\\P{L}A-Z]"
 #define TEKKEN                                                                                                         \
-    "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "++|[^\\r\\n\\p{L}\\p{N}]?" UPPER "++" LOWER "*+|\\p{N}| ?[^" SPACE       \
-    "\\p{L}\\p{N}]++[\\r\\n/]*+|[" SPACE "]*[\\r\\n]++|" SPACES "|[" SPACE "]++"
+    "[^\\r\\n\\p{L}" NUMBER "]?" UPPER "*" LOWER "++|[^\\r\\n\\p{L}" NUMBER "]?" UPPER "++" LOWER "*+|[" NUMBER "]"          \
+    "| ?[^" SPACE "\\p{L}" NUMBER "]++[\\r\\n/]*+|[" SPACE "]*[\\r\\n]++|" SPACES "|[" SPACE "]++"
 /* The Latin, Greek, Cyrillic, Armenian, Georgian, ... letters of DeepSeek's list. */
 #define DEEPSEEK_LETTERS                                                                                               \
     "A-Za-z\\x{b5}\\x{c0}-\\x{d6}\\x{d8}-\\x{f6}\\x{f8}-\\x{1ba}\\x{1bc}-\\x{1bf}\\x{1c4}-\\x{293}"                    \
@@ -87,21 +97,21 @@ static const struct {
     kvd__pretype pretype;
     const char *patterns[MAX_PATTERNS];
 } pretypes[] = {
-    {"default", {0}, {"[\\p{P}$+<=>^~|]++", GPT2, "\\p{N}++", "[0-9][0-9][0-9]"}},
+    {"default", {0}, {"[" MARK "$+<=>^~|]++", GPT2, "[" NUMBER "]++", "[0-9][0-9][0-9]"}},
     {"gpt-2", {0}, {GPT2}},
-    {"smollm", {0}, {"\\p{N}", GPT2}},
-    {"starcoder", {0}, {"\\p{N}", GPT2}},
-    {"refact", {0}, {"\\p{N}", GPT2}},
-    {"llama-bpe", {true, true}, {LLAMA3("\\p{N}{1,3}")}},
-    {"llama3", {true, true}, {LLAMA3("\\p{N}{1,3}")}},
-    {"llama-v3", {true, true}, {LLAMA3("\\p{N}{1,3}")}},
-    {"qwen2", {0}, {LLAMA3("\\p{N}")}},
-    {"deepseek-r1-qwen", {0}, {LLAMA3("\\p{N}")}},
+    {"smollm", {0}, {"[" NUMBER "]", GPT2}},
+    {"starcoder", {0}, {"[" NUMBER "]", GPT2}},
+    {"refact", {0}, {"[" NUMBER "]", GPT2}},
+    {"llama-bpe", {true, true}, {LLAMA3("{1,3}")}},
+    {"llama3", {true, true}, {LLAMA3("{1,3}")}},
+    {"llama-v3", {true, true}, {LLAMA3("{1,3}")}},
+    {"qwen2", {0}, {LLAMA3("")}},
+    {"deepseek-r1-qwen", {0}, {LLAMA3("")}},
     {"deepseek-llm",
      {0},
      {"[\\r\\n]", "[" SPACE "]?[" DEEPSEEK_LETTERS "]++", "[" SPACE "]?[" DEEPSEEK_MARKS "]++",
-      "(?<![" SPACE "])[" SPACE "]++\\z", DEEPSEEK_CJK, "\\p{N}++"}},
-    {"deepseek-coder", {0}, {"[\\r\\n]", "[" SPACE "]?\\p{L}++", "[" SPACE "]?\\p{P}++", DEEPSEEK_CJK, "\\p{N}"}},
+      "(?<![" SPACE "])[" SPACE "]++\\z", DEEPSEEK_CJK, "[" NUMBER "]++"}},
+    {"deepseek-coder", {0}, {"[\\r\\n]", "[" SPACE "]?[" LETTER "]++", "[" SPACE "]?[" MARK "]++", DEEPSEEK_CJK, "[" NUMBER "]"}},
     {"tekken", {true, true}, {TEKKEN}},
 };
 

@@ -9,6 +9,11 @@
  * trip. A byte that is no part of a well-formed character is a symbol of its
  * own, and so becomes its byte token.
  *
+ * The text is not merged as one. Where two bytes meet that no token has side by
+ * side, nothing is ever merged across: there it is cut, which in most
+ * vocabularies means before every space, and the pieces are merged one by one in
+ * little memory that stays in the cache.
+ *
  * A vocabulary may want a space before the text (add_space_prefix): it is put at
  * the beginning and after every special token, and the decoder takes it away at
  * the same places. */
@@ -33,6 +38,23 @@ size_t kvd__spm_decode(const char *text, size_t n, char *out)
         }
     }
     return n_out;
+}
+
+static bool meets(const kvd_tokenizer *t, char left, char right)
+{
+    return t->neighbours[(unsigned char)left][(unsigned char)right / 8] >> ((unsigned char)right % 8) & 1;
+}
+
+static void set_neighbours(kvd_tokenizer *t)
+{
+    for (uint32_t i = 0; i <= t->words.mask; i++) {
+        if (!t->words.slots[i])
+            continue;
+        kvd_bytes b = kvd__piece(&t->pieces, (uint32_t)t->words.slots[i] - 1);
+        for (size_t k = 0; k + 1 < b.n; k++)
+            t->neighbours[(unsigned char)b.data[k]][(unsigned char)b.data[k + 1] / 8] |=
+                (uint8_t)(1u << ((unsigned char)b.data[k + 1] % 8));
+    }
 }
 
 /* Ascending for descending scores; equal for equal ones. */
@@ -65,6 +87,7 @@ int kvd__spm_init(kvd_tokenizer *t, const kvd_vocab *v, kvd_error *err)
         if (t->byte_token[i] < 0)
             t->byte_token[i] = (int32_t)t->unk;
     }
+    set_neighbours(t);
     return 0;
 }
 
@@ -107,12 +130,11 @@ static int prepare(kvd__encoder *e, const char **text, size_t *n, bool prefix, k
     return 0;
 }
 
-int kvd__spm_encode(kvd__encoder *e, const char *text, size_t n, bool prefix, kvd_error *err)
+/* n bytes between two cuts. */
+static int encode_piece(kvd__encoder *e, const char *text, size_t n, kvd_error *err)
 {
     const kvd_tokenizer *t = e->t;
-    int rc = prepare(e, &text, &n, prefix && t->space_prefix, err);
-    if (!rc)
-        rc = kvd__merger_reserve(&e->merger, (uint32_t)n, t->ledger, err);
+    int rc = kvd__merger_reserve(&e->merger, (uint32_t)n, t->ledger, err);
     if (rc)
         return rc;
     kvd__node *nodes = e->merger.nodes;
@@ -128,5 +150,21 @@ int kvd__spm_encode(kvd__encoder *e, const char *text, size_t n, bool prefix, kv
     for (uint32_t i = 0; !rc && i != KVD__NO_NODE; i = nodes[i].next)
         rc = nodes[i].symbol >= 0 ? kvd__encoder_push(e, nodes[i].symbol, err)
                                   : kvd__encoder_push_bytes(e, text + nodes[i].at, nodes[i].n, err);
+    return rc;
+}
+
+int kvd__spm_encode(kvd__encoder *e, const char *text, size_t n, bool prefix, kvd_error *err)
+{
+    const kvd_tokenizer *t = e->t;
+    int rc = prepare(e, &text, &n, prefix && t->space_prefix, err);
+    size_t from = 0;
+    for (size_t i = 0; !rc && i < n;) {
+        size_t k = kvd__utf8_length(text + i, n - i);
+        i += k ? k : 1;
+        if (i == n || !meets(t, text[i - 1], text[i])) {
+            rc = encode_piece(e, text + from, i - from, err);
+            from = i;
+        }
+    }
     return rc;
 }

@@ -70,8 +70,9 @@ int64_t kvd__tokenizer_eos(const kvd_tokenizer *t);
 /* Does generation end at this id? EOS, EOT and end-of-turn tokens by name
  * (<|im_end|>, <|eot_id|>, <end_of_turn>, <|endoftext|>, </s>, ...). */
 bool kvd__token_is_end(const kvd_tokenizer *t, int32_t id);
-/* Would KVD_ENCODE_BOS add one? */
+/* Would KVD_ENCODE_BOS add one? And EOS? */
 bool kvd__tokenizer_adds_bos(const kvd_tokenizer *t);
+bool kvd__tokenizer_adds_eos(const kvd_tokenizer *t);
 /* Id of a token by its exact text, -1 if none. */
 int32_t kvd__token_find(const kvd_tokenizer *t, const char *text, size_t n);
 

@@ -215,6 +215,7 @@ int64_t kvd__tokenizer_n_tokens(const kvd_tokenizer *t) { return t->n_tokens; }
 int64_t kvd__tokenizer_bos(const kvd_tokenizer *t) { return t->bos; }
 int64_t kvd__tokenizer_eos(const kvd_tokenizer *t) { return t->eos; }
 bool kvd__tokenizer_adds_bos(const kvd_tokenizer *t) { return t->add_bos; }
+bool kvd__tokenizer_adds_eos(const kvd_tokenizer *t) { return t->add_eos; }
 
 bool kvd__token_is_end(const kvd_tokenizer *t, int32_t id)
 {

@@ -43,6 +43,7 @@ struct kvd_tokenizer {
     /* SentencePiece */
     uint32_t *priority; /* [n_tokens] the lowest is merged first */
     bool space_prefix;
+    uint8_t neighbours[256][32]; /* bit r of [l]: some token has byte l before byte r */
 };
 
 /* One call of encode. */
