@@ -19,7 +19,7 @@ def no_command_or_an_unknown_one():
 
 @h.test
 def help_is_not_an_error():
-    for args in (("--help",), ("-h",), ("help",), ("run", "--help"), ("verify", "--help")):
+    for args in (("--help",), ("run", "--help"), ("tokenize", "--help"), ("eval", "--help"), ("verify", "--help")):
         r = h.kvd(*args, expect=h.DONE)
         h.check(b"kvd" in r.out, f"no help on stdout\n{r}")
 
