@@ -13,7 +13,8 @@ enum {
     LONG_THREADS = 256, LONG_CPU, LONG_CHUNK, LONG_BUDGET, LONG_KV_TOKENS, LONG_POLICY, LONG_KV_TYPE, LONG_STREAM,
     LONG_ACTIVATIONS, LONG_TEMP, LONG_TOP_K, LONG_TOP_P, LONG_MIN_P, LONG_REPEAT, LONG_PRESENCE, LONG_FREQUENCY,
     LONG_BIAS, LONG_SEED, LONG_STOP, LONG_IGNORE_EOS, LONG_RAW, LONG_SYSTEM, LONG_TEMPLATE, LONG_JSON, LONG_RECEIPT,
-    LONG_QUIET, LONG_NO_BOS, LONG_SPECIAL, LONG_CHUNKS, LONG_QUICK, LONG_FULL, LONG_INJECT, LONG_HELP
+    LONG_QUIET, LONG_NO_BOS, LONG_SPECIAL, LONG_CHUNKS, LONG_QUICK, LONG_FULL, LONG_INJECT, LONG_NO_THINK,
+    LONG_STATS, LONG_PROFILE, LONG_HELP
 };
 
 typedef struct {
@@ -28,10 +29,12 @@ static const option_row rows[] = {
     {"m", 'm', true, OPT_MODEL, "FILE", "model, a GGUF file"},
     {"p", 'p', true, OPT_PROMPT, "TEXT", "prompt"},
     {"f", 'f', true, OPT_PROMPT | OPT_EVAL, "FILE", "read the text from a file (else standard input)"},
-    {"n", 'n', true, OPT_GENERATE, "N", "new tokens at most; 256; -1: until the end token or T_max"},
-    {"raw", LONG_RAW, false, OPT_GENERATE, NULL, "the prompt as it is, without chat template"},
+    {"n", 'n', true, OPT_GENERATE, "N", "new tokens at most; 256 (chat: 512 an answer); -1: until the end token or T_max"},
+    {"raw", LONG_RAW, false, OPT_RAW, NULL, "the prompt as it is, without chat template"},
     {"system", LONG_SYSTEM, true, OPT_GENERATE, "TEXT", "system message of the chat template"},
     {"template", LONG_TEMPLATE, true, OPT_GENERATE, "NAME", "chat template by name instead of the file's"},
+    {"no-think", LONG_NO_THINK, false, OPT_GENERATE, NULL, "Qwen3, DeepSeek-R1: an answer without thoughts"},
+    {"stats", LONG_STATS, false, OPT_CHAT, NULL, "tokens, rates and what was recomputed after each answer"},
     {"kv-budget", LONG_BUDGET, true, OPT_MEMORY, "SIZE", "context memory, e.g. 64M; half of what is available"},
     {"kv-tokens", LONG_KV_TOKENS, true, OPT_MEMORY, "B", "keep K and V of about the last B positions; 0: of none"},
     {"policy", LONG_POLICY, true, OPT_MEMORY, "NAME", "kv-direct, or full: keep everything"},
@@ -58,6 +61,11 @@ static const option_row rows[] = {
     {"quick", LONG_QUICK, false, OPT_VERIFY, NULL, "fewer lengths and combinations"},
     {"full", LONG_FULL, false, OPT_VERIFY, NULL, "more combinations"},
     {"inject", LONG_INJECT, true, OPT_VERIFY, "LAYER:POS", "test builds: disturb one value by one ulp"},
+    {"p", 'p', true, OPT_BENCH, "LIST", "prompt lengths, e.g. 128,512; 512; 0: none"},
+    {"n", 'n', true, OPT_BENCH, "LIST", "decode lengths; 64; 0: none"},
+    {"d", 'd', true, OPT_BENCH, "LIST", "depths: tokens of context before the test; 0"},
+    {"r", 'r', true, OPT_BENCH, "N", "repetitions; 3"},
+    {"profile", LONG_PROFILE, false, OPT_BENCH, NULL, "show where the passes spend their time"},
     {"json", LONG_JSON, false, OPT_JSON, NULL, "one JSON object on standard output"},
     {"receipt", LONG_RECEIPT, false, OPT_OUTPUT, NULL, "print the receipt"},
     {"quiet", LONG_QUIET, false, OPT_OUTPUT, NULL, "nothing on standard error but errors"},
@@ -221,6 +229,7 @@ static bool apply_generate(cli *c, int value, const char *a)
     char rest[64];
     switch (value) {
     case 'n':
+        c->n_given = true;
         return integer(a, -1, INT64_MAX / 4, &c->go.max_tokens) && c->go.max_tokens != 0;
     case LONG_TEMP:
         return real(a, &s->temperature) && s->temperature >= 0;
@@ -270,6 +279,8 @@ static bool apply(cli *c, int value, const char *a)
     case 'p': c->prompt = a; return true;
     case 'f': c->file = a; return true;
     case LONG_RAW: return c->raw = true;
+    case LONG_NO_THINK: return c->no_think = true;
+    case LONG_STATS: return c->stats = true;
     case LONG_SYSTEM: c->system = a; return true;
     case LONG_TEMPLATE: c->template_name = a; return true;
     case LONG_JSON: return c->json = true;
@@ -279,6 +290,7 @@ static bool apply(cli *c, int value, const char *a)
     case LONG_SPECIAL: return c->special = c->go.special = true;
     case LONG_QUICK: return c->quick = true;
     case LONG_FULL: return c->full = true;
+    case LONG_PROFILE: return c->profile = true;
     case LONG_CHUNKS: return integer(a, 1, INT64_MAX / 4096, &c->chunks);
     case LONG_INJECT:
         if (!pair(a, &n, rest, sizeof rest) || !integer(rest, 0, INT_MAX, &c->inject_pos))
@@ -287,6 +299,17 @@ static bool apply(cli *c, int value, const char *a)
         return true;
     default:
         return apply_machine(c, value, a) || apply_generate(c, value, a);
+    }
+}
+
+/* The short options that mean something else to bench. */
+static bool apply_bench(cli *c, int value, const char *a)
+{
+    switch (value) {
+    case 'p': c->prompt = a; return true;
+    case 'n': c->new_tokens = a; return true;
+    case 'd': c->depths = a; return true;
+    default: return integer(a, 1, 1000, &c->repetitions);
     }
 }
 
@@ -302,19 +325,21 @@ static void help(const char *command, unsigned groups)
     puts("SIZE: bytes, or with K, M, G, T (powers of 1024).");
 }
 
-static const option_row *find(int value)
+/* The row of an option; of two with the same letter the one the command takes. */
+static const option_row *find(int value, unsigned groups)
 {
+    const option_row *r = NULL;
     for (int i = 0; i < N_ROWS; i++)
-        if (rows[i].value == value)
-            return &rows[i];
-    return NULL;
+        if (rows[i].value == value && (!r || (rows[i].group & groups)))
+            r = &rows[i];
+    return r;
 }
 
 int cli_parse(cli *c, int argc, char **argv, const char *command, unsigned groups, int max_words)
 {
     struct option longs[N_ROWS + 1];
     int n = 0;
-    *c = (cli){.inject_layer = -1};
+    *c = (cli){.inject_layer = -1, .repetitions = 3};
     kvd_model_options_defaults(&c->mo);
     kvd_session_options_defaults(&c->so);
     kvd_generate_options_defaults(&c->go);
@@ -324,7 +349,7 @@ int cli_parse(cli *c, int argc, char **argv, const char *command, unsigned group
     longs[n] = (struct option){0};
     opterr = 0;
     optind = 1;
-    for (int v; (v = getopt_long(argc, argv, ":m:p:f:n:h", longs, NULL)) != -1;) {
+    for (int v; (v = getopt_long(argc, argv, ":m:p:f:n:d:r:h", longs, NULL)) != -1;) {
         if (v == 'h' || v == LONG_HELP) {
             help(command, groups);
             exit(cli_close_stdout());
@@ -332,10 +357,10 @@ int cli_parse(cli *c, int argc, char **argv, const char *command, unsigned group
         if (v == '?' || v == ':')
             return cli_fail(EXIT_USAGE, v == ':' ? "%s needs a value (kvd %s --help)" : "unknown option %s (kvd %s --help)",
                             argv[optind - 1], command);
-        const option_row *r = find(v);
+        const option_row *r = find(v, groups);
         if (!(r->group & groups))
             return cli_fail(EXIT_USAGE, "kvd %s takes no %s%s (kvd %s --help)", command, r->name[1] ? "--" : "-", r->name, command);
-        if (!apply(c, v, optarg))
+        if (!(groups & OPT_BENCH && strchr("pndr", v) ? apply_bench(c, v, optarg) : apply(c, v, optarg)))
             return cli_fail(EXIT_USAGE, "%s%s: \"%.60s\" is not a valid value (%s)", r->name[1] ? "--" : "-", r->name,
                             optarg ? optarg : "", r->help);
     }

@@ -3,6 +3,7 @@
 #define KVD_CLI_H
 
 #include <jansson.h>
+#include <stdio.h>
 
 #include "kvd/kvd.h"
 #include "kvd/kvd_lab.h"
@@ -24,22 +25,28 @@ enum {
     OPT_MEMORY = 1 << 2,   /* --kv-budget --kv-tokens --policy */
     OPT_NUMBERS = 1 << 3,  /* --kv-type --stream --activations */
     OPT_PROMPT = 1 << 4,   /* -p -f */
-    OPT_GENERATE = 1 << 5, /* -n, sampling, stop strings, --raw, --system, --template */
+    OPT_GENERATE = 1 << 5, /* -n, sampling, stop strings, --system, --template, --no-think */
     OPT_JSON = 1 << 6,     /* --json */
     OPT_OUTPUT = 1 << 7,   /* --receipt --quiet */
     OPT_TEXT = 1 << 8,     /* --no-bos --special */
     OPT_EVAL = 1 << 9,     /* --chunks */
     OPT_VERIFY = 1 << 10,  /* --quick --full --inject */
+    OPT_BENCH = 1 << 11,   /* -p -n -d -r as lists of numbers, --profile */
+    OPT_RAW = 1 << 12,     /* --raw */
+    OPT_CHAT = 1 << 13,    /* --stats */
 };
 
 typedef struct cli {
     const char *model, *prompt, *file, *system, *template_name;
-    bool raw, json, receipt, quiet, no_bos, special, quick, full;
-    bool budget_given, policy_given, stream_given, kv_type_given;
+    bool raw, json, receipt, quiet, no_bos, special, quick, full, no_think, stats;
+    bool n_given, budget_given, policy_given, stream_given, kv_type_given;
     kvd_model_options mo;
     kvd_session_options so;
     kvd_generate_options go;
     int64_t chunks; /* of eval; 0: all */
+    const char *depths, *new_tokens; /* of bench: lists as given */
+    int64_t repetitions;
+    bool profile;
     int inject_layer;
     int64_t inject_pos;
     const char *stop[32];
@@ -74,6 +81,16 @@ int cli_load(const cli *c, bool budget, kvd_model **m);
 void cli_catch_interrupt(void);
 bool cli_interrupted(void);
 
+/* One line on stderr before the work: tier, budget, T_max. */
+void cli_first_line(const cli *c, const kvd_model *m);
+/* The longest context of the model under its budget and these options. */
+int64_t cli_max_tokens(const cli *c, const kvd_model *m);
+
+/* Write text that a model or a file gave. If f is a terminal, bytes that could
+ * command it (C0 but newline and tab, DEL, C1, what is no UTF-8) are shown as
+ * \xNN; else the bytes go out as they are. False: f takes no more. */
+bool cli_put_text(FILE *f, const char *text, size_t n);
+
 /* A progress bar on stderr if it is a terminal and not --quiet; cancels on
  * SIGINT. Give it to kvd_session_set_progress with NULL. */
 int cli_progress(void *ctx, int64_t done, int64_t total, int64_t rows, int64_t recomputed);
@@ -99,9 +116,11 @@ json_t *cli_json_text(const char *text, size_t n);
 double cli_seconds(void);
 
 int cmd_run(int argc, char **argv);
+int cmd_chat(int argc, char **argv);
 int cmd_info(int argc, char **argv);
 int cmd_tokenize(int argc, char **argv);
 int cmd_verify(int argc, char **argv);
 int cmd_eval(int argc, char **argv);
+int cmd_bench(int argc, char **argv);
 
 #endif

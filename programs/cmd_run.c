@@ -16,8 +16,7 @@ static int on_token(void *ctx, int32_t id, const char *text, size_t n)
     (void)id;
     if (p->print && n) {
         cli_progress_clear();
-        if (fwrite(text, 1, n, stdout) < n || fflush(stdout))
-            p->failed = true;
+        p->failed = !cli_put_text(stdout, text, n) || fflush(stdout);
     }
     return p->failed || cli_interrupted();
 }
@@ -37,7 +36,7 @@ static int encode(const cli *c, kvd_model *m, int32_t **ids, int64_t *n)
         if (c->system)
             turns[k++] = (kvd_chat_turn){"system", c->system};
         turns[k++] = (kvd_chat_turn){"user", text};
-        rc = kvd_chat_render(m, c->template_name, turns, k, &chat, &n_chat, &err);
+        rc = kvd_chat_render(m, c->template_name, turns, k, c->no_think ? KVD_CHAT_NO_THINK : 0, &chat, &n_chat, &err);
     }
     if (!rc)
         rc = kvd_tokenize(m, chat ? chat : text, chat ? n_chat : n_text, flags, ids, n, &err);
@@ -84,18 +83,6 @@ static json_t *report(const kvd_model *m, const kvd_session *s, const kvd_result
     json_object_set_new(o, "cpu", json_string(info.isa));
     json_object_set_new(o, "threads", json_integer(info.n_threads));
     return o;
-}
-
-static void first_line(const cli *c, const kvd_model *m)
-{
-    int64_t now, peak, budget;
-    char size[32];
-    kvd_plan plan;
-    kvd_memory_context(m, &now, &peak, &budget);
-    kvd_plan_session(m, &c->so, 0, 1, budget, &plan);
-    fprintf(stderr, "kvd: %s%s, budget %s, T_max %lld tokens\n", c->so.policy == KVD_POLICY_FULL ? "full" : "kv-direct",
-            c->so.kv_tokens >= 0 ? " (recompute, --kv-tokens)" : c->so.policy == KVD_POLICY_FULL ? "" : " (recompute)",
-            budget ? cli_size(budget, size) : "none", (long long)plan.max_tokens);
 }
 
 static void last_lines(const kvd_model *m, const kvd_session *s, const kvd_result *r)
@@ -154,7 +141,7 @@ int cmd_run(int argc, char **argv)
 {
     cli c;
     int rc = cli_parse(&c, argc, argv, "run",
-                       OPT_MODEL | OPT_MACHINE | OPT_MEMORY | OPT_NUMBERS | OPT_PROMPT | OPT_GENERATE | OPT_JSON | OPT_OUTPUT | OPT_TEXT, 0);
+                       OPT_MODEL | OPT_MACHINE | OPT_MEMORY | OPT_NUMBERS | OPT_PROMPT | OPT_GENERATE | OPT_RAW | OPT_JSON | OPT_OUTPUT | OPT_TEXT, 0);
     if (rc)
         return rc;
     cli_progress_allow(!c.quiet);
@@ -166,7 +153,7 @@ int cmd_run(int argc, char **argv)
     cli_catch_interrupt();
     if (!(rc = encode(&c, m, &ids, &n))) {
         if (!c.quiet)
-            first_line(&c, m);
+            cli_first_line(&c, m);
         rc = generate(&c, m, ids, n);
     }
     kvd_ids_free(ids);

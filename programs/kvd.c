@@ -10,10 +10,12 @@ static const struct {
     int (*run)(int, char **);
 } commands[] = {
     {"run", "one completion", cmd_run},
+    {"chat", "a conversation", cmd_chat},
     {"info", "what a model file is", cmd_info},
     {"tokenize", "text to token ids", cmd_tokenize},
     {"verify", "prove the guarantees on a model", cmd_verify},
     {"eval", "perplexity", cmd_eval},
+    {"bench", "prefill and decode rates", cmd_bench},
 };
 
 static int usage(FILE *out, int code)

@@ -159,6 +159,27 @@ int cli_progress(void *ctx, int64_t done, int64_t total, int64_t rows, int64_t r
     return 0;
 }
 
+/* ---- what is said of a session before it begins ---------------------------------------------- */
+
+int64_t cli_max_tokens(const cli *c, const kvd_model *m)
+{
+    int64_t now, peak, budget;
+    kvd_plan plan;
+    kvd_memory_context(m, &now, &peak, &budget);
+    kvd_plan_session(m, &c->so, 0, 1, budget, &plan);
+    return plan.max_tokens;
+}
+
+void cli_first_line(const cli *c, const kvd_model *m)
+{
+    int64_t now, peak, budget;
+    char size[32];
+    kvd_memory_context(m, &now, &peak, &budget);
+    fprintf(stderr, "kvd: %s%s, budget %s, T_max %lld tokens\n", c->so.policy == KVD_POLICY_FULL ? "full" : "kv-direct",
+            c->so.kv_tokens >= 0 ? " (recompute, --kv-tokens)" : c->so.policy == KVD_POLICY_FULL ? "" : " (recompute)",
+            budget ? cli_size(budget, size) : "none", (long long)cli_max_tokens(c, m));
+}
+
 /* ---- the process's memory ------------------------------------------------------------------ */
 
 static int64_t status_bytes(const char *key)
@@ -228,6 +249,24 @@ static size_t sequence(const unsigned char *p, size_t n)
     if ((c == 0xe0 && p[1] < 0xa0) || (c == 0xed && p[1] > 0x9f) || (c == 0xf0 && p[1] < 0x90) || (c == 0xf4 && p[1] > 0x8f))
         return 0;
     return len;
+}
+
+bool cli_put_text(FILE *f, const char *text, size_t n)
+{
+    const unsigned char *p = (const unsigned char *)text;
+    if (!isatty(fileno(f)))
+        return fwrite(text, 1, n, f) == n;
+    for (size_t i = 0, k; i < n; i += k) {
+        k = sequence(p + i, n - i);
+        bool c0 = k == 1 && (p[i] < 0x20 || p[i] == 0x7f) && p[i] != '\n' && p[i] != '\t';
+        bool c1 = k == 2 && p[i] == 0xc2 && p[i + 1] < 0xa0;
+        if (k && !c0 && !c1)
+            fwrite(p + i, 1, k, f);
+        else /* U+0080..U+009F by number, as its last byte is one too */
+            fprintf(f, "\\x%02x", p[i + (c1 ? 1 : 0)]);
+        k = k ? k : 1;
+    }
+    return !ferror(f);
 }
 
 json_t *cli_json_text(const char *text, size_t n)

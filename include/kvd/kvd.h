@@ -82,11 +82,15 @@ typedef struct kvd_model_info {
     const char *name;         /* general.name, may be "" */
     const char *architecture; /* "llama" */
     const char *chat_template; /* recognised template, or "" */
+    bool has_chat_template;   /* the file has one, recognised or not */
+    const char *tokenizer, *pretokenizer; /* tokenizer.ggml.model and .pre, "" if absent */
     char fingerprint[33];     /* hex; identifies the file's contents; "" until loaded */
     char isa[16];
     int n_threads;
     int64_t n_layers, d_model, n_heads, n_kv_heads, d_head, d_ffn, n_vocab;
     int64_t trained_context_tokens;
+    int64_t window_tokens;    /* sliding window of local layers; 0: there are none */
+    int64_t n_local_layers;   /* of n_layers; the others see all positions */
     int64_t n_params, weight_bytes, file_bytes;
     bool tied_head;
 } kvd_model_info;
@@ -112,6 +116,18 @@ KVD_API void kvd_model_free(kvd_model **m);
 /* Strings inside are borrowed from m. */
 KVD_API void kvd_model_get_info(const kvd_model *m, kvd_model_info *info);
 
+/* Time spent in each stage of the passes since profiling was switched on, i from
+ * 0; false when there are no more. Switching it on sets the sums to zero. */
+KVD_API void kvd_model_set_profile(kvd_model *m, bool on);
+KVD_API bool kvd_model_profile(const kvd_model *m, int i, const char **stage, double *seconds);
+
+/* What one token costs: multiply-adds and weight bytes of all layers, and of the
+ * output head (rows whose logits are wanted). */
+typedef struct kvd_model_cost {
+    int64_t layer_macs, head_macs, layer_bytes, head_bytes;
+} kvd_model_cost;
+KVD_API void kvd_model_get_cost(const kvd_model *m, kvd_model_cost *cost);
+
 /* One tensor type's share of the weights, i from 0; false when there are no more. */
 KVD_API bool kvd_model_format_share(const kvd_model *m, int i, const char **type, int64_t *n_tensors, int64_t *bytes);
 
@@ -135,19 +151,29 @@ KVD_API bool kvd_token_is_end(const kvd_model *m, int32_t id);
 /* Ids of BOS and EOS, -1 if the vocabulary has none. */
 KVD_API int32_t kvd_token_bos(const kvd_model *m);
 KVD_API int32_t kvd_token_eos(const kvd_model *m);
+/* Does KVD_TOKENIZE_BOS add BOS in front? EOS at the end? */
 KVD_API bool kvd_tokenize_adds_bos(const kvd_model *m);
+KVD_API bool kvd_tokenize_adds_eos(const kvd_model *m);
 
 typedef struct kvd_chat_turn {
     const char *role; /* "system", "user", "assistant" */
     const char *content;
 } kvd_chat_turn;
 
+enum {
+    KVD_CHAT_CLOSED = 1,  /* end with the last turn, without the assistant's opening */
+    KVD_CHAT_NO_THINK = 2 /* Qwen3, DeepSeek-R1: an answer without thoughts; others ignore it */
+};
+
 /* Render turns with the file's chat template (or the named one), ending with the
- * opening of the assistant's turn. *text: returned owned, free with kvd_text_free.
- * Tokenise with BOS and SPECIAL. KVD_E_UNSUPPORTED: the file's template is not
- * one of those known. */
+ * opening of the assistant's turn. flags: KVD_CHAT_*. *text: returned owned, free
+ * with kvd_text_free. Tokenise with BOS and SPECIAL. KVD_E_UNSUPPORTED: the file's
+ * template is not one of those known; KVD_E_ARG: template_name is none of them, or
+ * the template refuses this order of roles. Any thread.
+ * The text of a conversation need not be a prefix of its continuation's: some
+ * templates drop earlier thoughts, trim answers or move the system message. */
 KVD_API int kvd_chat_render(const kvd_model *m, const char *template_name, const kvd_chat_turn *turns, int64_t n,
-                            char **text, size_t *n_text, kvd_error *err);
+                            unsigned flags, char **text, size_t *n_text, kvd_error *err);
 KVD_API void kvd_text_free(char *text);
 
 /* ---- session -------------------------------------------------------------- */

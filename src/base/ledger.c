@@ -17,7 +17,7 @@ typedef struct {
     kvd_account account;
 } header;
 
-enum { HEADER_BYTES = 64 };
+enum { HEADER_BYTES = 64, PAGE_BYTES = 4096 };
 #define HUGE_BYTES ((size_t)2 << 20)
 _Static_assert(sizeof(header) <= HEADER_BYTES, "the header must fit");
 
@@ -99,21 +99,25 @@ static void release(kvd_ledger *l, kvd_account a, int64_t bytes)
 
 static size_t page_round(size_t n, size_t page) { return (n + page - 1) & ~(page - 1); }
 
-static void *allocate(kvd_ledger *l, kvd_account a, size_t bytes, bool huge, kvd_error *err)
+static void *no_memory(kvd_account a, size_t bytes, kvd_error *err)
 {
-    if (bytes > (size_t)INT64_MAX / 4) {
-        kvd__fail(err, KVD_E_NOMEM, "out of memory: %zu bytes for %s", bytes, accounts[a].name);
-        return NULL;
-    }
-    if (reserve(l, a, (int64_t)bytes, err))
-        return NULL;
-    header h = {.ledger = l, .bytes = bytes, .account = a};
+    kvd__fail(err, KVD_E_NOMEM, "out of memory: %zu bytes for %s", bytes, accounts[a].name);
+    if (err)
+        err->need_bytes = bytes <= INT64_MAX ? (int64_t)bytes : 0;
+    return NULL;
+}
+
+static bool too_large(size_t bytes) { return bytes > (size_t)INT64_MAX / 4; }
+
+/* Memory for h.bytes that are reserved already, or NULL. `map`: whole pages. */
+static char *place(header h, bool map, bool huge)
+{
     char *p;
-    if (huge || bytes >= KVD__MAP_THRESHOLD) {
-        size_t need = page_round(bytes + HEADER_BYTES, 4096), slack = huge ? HUGE_BYTES : 0;
+    if (map) {
+        size_t need = page_round(h.bytes + HEADER_BYTES, PAGE_BYTES), slack = huge ? HUGE_BYTES : 0;
         char *m = mmap(NULL, need + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (m == MAP_FAILED)
-            goto fail;
+            return NULL;
         if (huge) { /* trim to a 2 MiB boundary, so that whole huge pages fit */
             char *start = (char *)page_round((size_t)m, HUGE_BYTES);
             if (start > m)
@@ -129,30 +133,36 @@ static void *allocate(kvd_ledger *l, kvd_account a, size_t bytes, bool huge, kvd
         h.map_bytes = need;
         p = m + HEADER_BYTES;
     } else {
-        char *raw = calloc(1, bytes + HEADER_BYTES + 63);
-        if (!raw)
-            goto fail;
-        h.raw = raw;
-        p = (char *)page_round((size_t)raw + HEADER_BYTES, 64);
+        h.raw = calloc(1, h.bytes + HEADER_BYTES + 63);
+        if (!h.raw)
+            return NULL;
+        p = (char *)page_round((size_t)h.raw + HEADER_BYTES, 64);
     }
     memcpy(p - HEADER_BYTES, &h, sizeof h);
     return p;
-fail:
+}
+
+static void *allocate(kvd_ledger *l, kvd_account a, size_t bytes, bool map, bool huge, kvd_error *err)
+{
+    if (too_large(bytes))
+        return no_memory(a, bytes, err);
+    if (reserve(l, a, (int64_t)bytes, err))
+        return NULL;
+    char *p = place((header){.ledger = l, .bytes = bytes, .account = a}, map, huge);
+    if (p)
+        return p;
     release(l, a, (int64_t)bytes);
-    kvd__fail(err, KVD_E_NOMEM, "out of memory: %zu bytes for %s", bytes, accounts[a].name);
-    if (err)
-        err->need_bytes = (int64_t)bytes;
-    return NULL;
+    return no_memory(a, bytes, err);
 }
 
 void *kvd__alloc(kvd_ledger *l, kvd_account a, size_t bytes, kvd_error *err)
 {
-    return allocate(l, a, bytes, false, err);
+    return allocate(l, a, bytes, bytes >= KVD__MAP_THRESHOLD, false, err);
 }
 
 void *kvd__alloc_huge(kvd_ledger *l, kvd_account a, size_t bytes, kvd_error *err)
 {
-    return allocate(l, a, bytes, true, err);
+    return allocate(l, a, bytes, true, true, err);
 }
 
 void *kvd__alloc_array(kvd_ledger *l, kvd_account a, size_t n, size_t size, kvd_error *err)
@@ -162,7 +172,7 @@ void *kvd__alloc_array(kvd_ledger *l, kvd_account a, size_t n, size_t size, kvd_
         kvd__fail(err, KVD_E_NOMEM, "out of memory: %zu times %zu bytes", n, size);
         return NULL;
     }
-    return allocate(l, a, bytes, false, err);
+    return kvd__alloc(l, a, bytes, err);
 }
 
 void kvd__free(void *p)
@@ -178,44 +188,76 @@ void kvd__free(void *p)
         free(h.raw);
 }
 
+/* A mapped block: the kernel moves pages, there is never a second copy. */
+static void *remap(header h, size_t bytes, kvd_error *err)
+{
+    kvd_ledger *l = h.ledger;
+    kvd_account a = h.account;
+    size_t old = h.bytes, need = page_round(bytes + HEADER_BYTES, PAGE_BYTES);
+    if (bytes > old && reserve(l, a, (int64_t)(bytes - old), err))
+        return NULL;
+    if (need != h.map_bytes) {
+        char *m = mremap(h.map, h.map_bytes, need, MREMAP_MAYMOVE);
+        if (m == MAP_FAILED) {
+            if (bytes > old)
+                release(l, a, (int64_t)(bytes - old));
+            return no_memory(a, bytes, err);
+        }
+        h.map = m;
+    }
+    if (bytes < old)
+        release(l, a, (int64_t)(old - bytes));
+    h.bytes = bytes;
+    h.map_bytes = need;
+    memcpy(h.map, &h, sizeof h);
+    /* Pages that the kernel adds are zero; the tail of the old last one may still
+     * hold what was shrunk away. */
+    size_t from = old + HEADER_BYTES, to = page_round(from, PAGE_BYTES);
+    if (to > bytes + HEADER_BYTES)
+        to = bytes + HEADER_BYTES;
+    if (to > from)
+        memset((char *)h.map + from, 0, to - from);
+    return (char *)h.map + HEADER_BYTES;
+}
+
+/* A block below a page: only the difference is charged, although for a moment
+ * there are two. A table that grows would else need a budget for both. */
+static void *regrow(header h, void *p, size_t bytes, kvd_error *err)
+{
+    kvd_ledger *l = h.ledger;
+    kvd_account a = h.account;
+    size_t old = h.bytes;
+    if (bytes <= old) { /* in place: can not fail */
+        release(l, a, (int64_t)(old - bytes));
+        h.bytes = bytes;
+        memcpy((char *)p - HEADER_BYTES, &h, sizeof h);
+        return p;
+    }
+    if (reserve(l, a, (int64_t)(bytes - old), err))
+        return NULL;
+    char *q = place((header){.ledger = l, .bytes = bytes, .account = a}, bytes >= PAGE_BYTES, false);
+    if (!q) {
+        release(l, a, (int64_t)(bytes - old));
+        return no_memory(a, bytes, err);
+    }
+    memcpy(q, p, old);
+    free(h.raw);
+    return q;
+}
+
 void *kvd__realloc(kvd_ledger *l, kvd_account a, void *p, size_t bytes, kvd_error *err)
 {
     if (!p)
-        return kvd__alloc(l, a, bytes, err);
+        return allocate(l, a, bytes, bytes >= PAGE_BYTES, false, err);
+    if (too_large(bytes))
+        return no_memory(a, bytes, err);
     header h;
     memcpy(&h, (char *)p - HEADER_BYTES, sizeof h);
-    if (h.map && bytes >= KVD__MAP_THRESHOLD && bytes <= (size_t)INT64_MAX / 4) {
-        /* Mapped: the kernel moves pages, there is never a second copy. */
-        if (bytes > h.bytes && reserve(l, a, (int64_t)(bytes - h.bytes), err))
-            return NULL;
-        size_t need = page_round(bytes + HEADER_BYTES, 4096);
-        if (need != h.map_bytes) {
-            char *m = mremap(h.map, h.map_bytes, need, MREMAP_MAYMOVE);
-            if (m == MAP_FAILED) {
-                if (bytes > h.bytes)
-                    release(l, a, (int64_t)(bytes - h.bytes));
-                kvd__fail(err, KVD_E_NOMEM, "out of memory: %zu bytes for %s", bytes, accounts[a].name);
-                return NULL;
-            }
-            h.map = m;
-        }
-        if (bytes < h.bytes)
-            release(l, a, (int64_t)(h.bytes - bytes));
-        size_t old = h.bytes;
-        h.bytes = bytes;
-        h.map_bytes = need;
-        p = (char *)h.map + HEADER_BYTES;
-        memcpy(h.map, &h, sizeof h);
-        /* Pages that the kernel adds are zero; the tail of the old last one may
-         * still hold what was shrunk away. */
-        size_t from = old + HEADER_BYTES, to = page_round(from, 4096);
-        if (to > bytes + HEADER_BYTES)
-            to = bytes + HEADER_BYTES;
-        if (to > from)
-            memset((char *)h.map + from, 0, to - from);
-        return p;
-    }
-    void *q = kvd__alloc(l, a, bytes, err);
+    if (h.map)
+        return remap(h, bytes, err);
+    if (h.bytes < PAGE_BYTES)
+        return regrow(h, p, bytes, err);
+    void *q = allocate(l, a, bytes, bytes >= PAGE_BYTES, false, err);
     if (!q)
         return NULL;
     memcpy(q, p, bytes < h.bytes ? bytes : h.bytes);

@@ -8,7 +8,7 @@
  * metadata) do not grow with context; they are counted but not limited.
  *
  * What is counted is what was asked for. The allocator adds a 64-byte header
- * and, above KVD__MAP_THRESHOLD, maps whole pages that go back to the kernel on
+ * and, from KVD__MAP_THRESHOLD on, maps whole pages that go back to the kernel on
  * free, so the process's high-water mark follows the ledger.
  *
  * Thread safety: all functions may be called from any thread. */
@@ -80,8 +80,11 @@ void *kvd__alloc_array(kvd_ledger *l, kvd_account a, size_t n, size_t size, kvd_
 void *kvd__alloc_huge(kvd_ledger *l, kvd_account a, size_t bytes, kvd_error *err);
 
 /* Grow or shrink; the old pointer is valid on failure (NULL returned). The
- * grown part is zeroed. p == NULL allocates. The old and the new block exist
- * together for a moment only below the map threshold. */
+ * grown part is zeroed. p == NULL allocates. What comes from here is mapped from a
+ * page (4096 bytes) on and then grows without a second copy; only the difference
+ * is charged, also below a page, where two blocks exist for a moment. Such a block
+ * shrinks without failing. A block of a page or more that kvd__alloc made below
+ * its threshold is copied, and both are charged for that moment. */
 void *kvd__realloc(kvd_ledger *l, kvd_account a, void *p, size_t bytes, kvd_error *err);
 
 /* NULL is allowed. */

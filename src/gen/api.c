@@ -59,11 +59,14 @@ void kvd_model_get_info(const kvd_model *m, kvd_model_info *info)
     const kvd_config *c = &m->config;
     *info = (kvd_model_info){
         .name = m->name, .architecture = c->arch, .chat_template = m->chat == KVD_CHAT_NONE ? "" : kvd__chat_name(m->chat),
+        .has_chat_template = m->chat_template != NULL, .tokenizer = m->tokenizer_model, .pretokenizer = m->tokenizer_pre,
         .n_threads = m->pool ? kvd__pool_threads(m->pool) : 0,
         .n_layers = c->n_layers, .d_model = c->d_model, .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads,
         .d_head = c->d_head, .d_ffn = c->d_ffn, .n_vocab = c->n_vocab, .trained_context_tokens = c->n_ctx,
-        .n_params = m->n_params, .weight_bytes = m->weight_bytes, .file_bytes = m->file_bytes, .tied_head = m->tied_head,
+        .window_tokens = c->window, .n_params = m->n_params, .weight_bytes = m->weight_bytes, .file_bytes = m->file_bytes, .tied_head = m->tied_head,
     };
+    for (int l = 0; l < c->n_layers; l++)
+        info->n_local_layers += c->local[l];
     if (m->has_weights)
         kvd__hex(m->fingerprint, 16, info->fingerprint);
     snprintf(info->isa, sizeof info->isa, "%s", kvd__cpu_name(m->cpu));
@@ -79,6 +82,46 @@ bool kvd_model_format_share(const kvd_model *m, int i, const char **type, int64_
             return true;
         }
     return false;
+}
+
+void kvd_model_set_profile(kvd_model *m, bool on)
+{
+    m->profile = on;
+    if (on)
+        memset(m->stage_ns, 0, sizeof m->stage_ns);
+}
+
+bool kvd_model_profile(const kvd_model *m, int i, const char **stage, double *seconds)
+{
+    static const char *const names[] = {
+#define KVD_X(id, name) name,
+        KVD_STAGES(KVD_X)
+#undef KVD_X
+    };
+    if (i < 0 || i >= KVD_STAGE_COUNT)
+        return false;
+    *stage = names[i];
+    *seconds = 1e-9 * (double)m->stage_ns[i];
+    return true;
+}
+
+static void add_cost(const kvd_linear *w, int64_t *macs, int64_t *bytes)
+{
+    *macs += w->n * w->k;
+    *bytes += w->n_panels * w->panel_bytes;
+}
+
+void kvd_model_get_cost(const kvd_model *m, kvd_model_cost *cost)
+{
+    *cost = (kvd_model_cost){0};
+    for (int l = 0; m->has_weights && l < m->config.n_layers; l++) {
+        const kvd_layer *y = &m->layers[l];
+        const kvd_linear *all[] = {&y->q, &y->k, &y->v, &y->o, &y->gate, &y->up, &y->down};
+        for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+            add_cost(all[i], &cost->layer_macs, &cost->layer_bytes);
+    }
+    if (m->has_weights)
+        add_cost(&m->head, &cost->head_macs, &cost->head_bytes);
 }
 
 /* ---- text ------------------------------------------------------------------------ */
@@ -103,6 +146,7 @@ bool kvd_token_is_end(const kvd_model *m, int32_t id) { return kvd__token_is_end
 int32_t kvd_token_bos(const kvd_model *m) { return (int32_t)kvd__tokenizer_bos(m->tokenizer); }
 int32_t kvd_token_eos(const kvd_model *m) { return (int32_t)kvd__tokenizer_eos(m->tokenizer); }
 bool kvd_tokenize_adds_bos(const kvd_model *m) { return kvd__tokenizer_adds_bos(m->tokenizer); }
+bool kvd_tokenize_adds_eos(const kvd_model *m) { return kvd__tokenizer_adds_eos(m->tokenizer); }
 
 static void list_chats(char *out, size_t size)
 {
@@ -112,8 +156,8 @@ static void list_chats(char *out, size_t size)
         n += (size_t)snprintf(out + n, size - n, "%s%s", i ? ", " : "", kvd__chat_name((kvd_chat)i));
 }
 
-int kvd_chat_render(const kvd_model *m, const char *template_name, const kvd_chat_turn *turns, int64_t n, char **text,
-                    size_t *n_text, kvd_error *err)
+int kvd_chat_render(const kvd_model *m, const char *template_name, const kvd_chat_turn *turns, int64_t n, unsigned flags,
+                    char **text, size_t *n_text, kvd_error *err)
 {
     kvd_chat c = template_name ? kvd__chat_find(template_name) : m->chat;
     if (c == KVD_CHAT_NONE) {
@@ -125,7 +169,8 @@ int kvd_chat_render(const kvd_model *m, const char *template_name, const kvd_cha
                    : kvd__fail(err, KVD_E_UNSUPPORTED, "the file has no chat template; name one of: %s", known);
     }
     _Static_assert(sizeof(kvd_chat_turn) == sizeof(kvd_chat_message), "the public and the internal record are the same");
-    return kvd__chat_render(c, (const kvd_chat_message *)(const void *)turns, n, true, true, m->ledger, text, n_text, err);
+    return kvd__chat_render(c, (const kvd_chat_message *)(const void *)turns, n, !(flags & KVD_CHAT_CLOSED),
+                            !(flags & KVD_CHAT_NO_THINK), m->ledger, text, n_text, err);
 }
 
 /* ---- memory ------------------------------------------------------------------------ */

@@ -171,11 +171,9 @@ static int decode_loop(writer *w, kvd_receipt *receipt, int64_t limit, kvd_error
 
 static int make_buffers(kvd_session *s, int64_t limit, kvd_result *r, kvd_error *err)
 {
-    if (!s->candidates)
-        s->candidates = kvd__alloc_array(s->m->ledger, KVD_ACC_COMPUTE, (size_t)s->m->config.n_vocab, sizeof *s->candidates, err);
     r->tokens = kvd__alloc_array(s->m->ledger, KVD_ACC_HOST, (size_t)limit, sizeof *r->tokens, err);
     r->text = kvd__alloc(s->m->ledger, KVD_ACC_HOST, 256, err);
-    return s->candidates && r->tokens && r->text ? 0 : KVD_E_NOMEM;
+    return r->tokens && r->text ? 0 : KVD_E_NOMEM;
 }
 
 int kvd_generate(kvd_session *s, const int32_t *ids, int64_t n, const kvd_generate_options *o, kvd_result *r, kvd_error *err)

@@ -1,3 +1,4 @@
+#include "gen/sampler.h"
 #include "gen/session.h"
 
 #include <string.h>
@@ -43,8 +44,14 @@ int kvd_session_create(kvd_session **out, kvd_model *m, const kvd_session_option
     s->o = o;
     s->stream_type = kvd__kvtype_of(o.stream);
     kvd__model_kv_shape(m, kvd__kvtype_of(o.kv_type), s->stream_type, &s->shape);
-    s->logits = kvd__alloc_array(m->ledger, KVD_ACC_COMPUTE, (size_t)m->config.n_vocab, sizeof *s->logits, err);
-    if (!s->logits || kvd__kv_create(&s->kv, &s->shape, m->ledger, err)) {
+    size_t n_vocab = (size_t)m->config.n_vocab;
+    s->logits = kvd__alloc_array(m->ledger, KVD_ACC_COMPUTE, n_vocab, sizeof *s->logits, err);
+    s->candidates = kvd__alloc_array(m->ledger, KVD_ACC_COMPUTE, n_vocab, sizeof *s->candidates, err);
+    if (s->logits && s->candidates) { /* touched now, like the model's scratch */
+        memset(s->logits, 0, n_vocab * sizeof *s->logits);
+        memset(s->candidates, 0, n_vocab * sizeof *s->candidates);
+    }
+    if (!s->logits || !s->candidates || kvd__kv_create(&s->kv, &s->shape, m->ledger, err)) {
         kvd_session_free(&s);
         return KVD_E_NOMEM;
     }
@@ -91,6 +98,7 @@ typedef struct {
     void *ctx;
     const kvd_pass_plan *plan;
     bool keep; /* copy the last row's logits into the session */
+    int64_t recomputed; /* positions of the pass that were there before the feed */
 } sink;
 
 static int on_logits(void *ctx, int span, int64_t pos, const float *logits)
@@ -107,7 +115,7 @@ static int on_logits(void *ctx, int span, int64_t pos, const float *logits)
 static int on_progress(void *ctx, int64_t done, int64_t total)
 {
     sink *k = ctx;
-    return k->s->progress(k->s->progress_ctx, done, total, k->plan->n_rows, k->plan->recompute);
+    return k->s->progress(k->s->progress_ctx, done, total, k->plan->n_rows, k->recomputed);
 }
 
 static void tap_residual(void *ctx, int span, int layer, int64_t pos, float *h)
@@ -149,24 +157,26 @@ static int run_pass(kvd_session *s, const kvd_pass_plan *plan, int64_t n_logits,
     kvd_pass pass = {.spans = &span, .n_spans = 1, .stream = stream, .stream_type = s->stream_type,
                      .taps = s->has_lab ? &taps : NULL, .ctx = k, .on_logits = on_logits,
                      .on_progress = s->progress ? on_progress : NULL};
+    int64_t again = s->n - plan->n_before; /* when it begins again from 0 */
+    k->recomputed = plan->recompute + (again < 0 ? 0 : again < plan->n_new ? again : plan->n_new);
     k->plan = plan;
     rc = kvd__model_pass(s->m, &pass, err);
     kvd__free(stream);
     kvd__kv_end(s->kv, plan, rc == 0);
     if (!rc) {
         s->stats.passes++;
-        s->stats.recomputed_tokens += plan->recompute;
-        s->n = plan->n_before + plan->n_new;
+        s->stats.recomputed_tokens += k->recomputed;
     }
     return rc;
 }
 
 /* ---- feeding --------------------------------------------------------------------- */
 
-static int reserve_ids(kvd_session *s, int64_t n, kvd_error *err)
+/* Ids for n tokens, in steps. Shrinking does not fail. */
+static int fit_ids(kvd_session *s, int64_t n, kvd_error *err)
 {
     int64_t want = (n + KVD__CHECKPOINT_STEP - 1) / KVD__CHECKPOINT_STEP * KVD__CHECKPOINT_STEP;
-    if (want <= s->capacity)
+    if (want == s->capacity)
         return 0;
     int32_t *ids = kvd__realloc(s->m->ledger, KVD_ACC_CHECKPOINT, s->ids, (size_t)want * sizeof *ids, err);
     if (!ids)
@@ -195,26 +205,31 @@ static int feed(kvd_session *s, const int32_t *ids, int64_t n, int64_t n_logits,
     int rc = check_feed(s, ids, n, e);
     if (rc)
         return rc;
-    int64_t n_old = s->n, total = s->n + n;
+    int64_t total = s->n + n, first_wanted = total - n_logits;
     kvd_limits lim = kvd__session_limits(s);
-    if ((rc = reserve_ids(s, total, e)) == 0) {
+    kvd_pass_plan plan;
+    for (int64_t at = s->n; !rc && at < total; at = plan.n_before + plan.n_new) {
+        if ((rc = kvd__pass_plan(&s->shape, &lim, at, s->kv->start, total - at, &plan, e)))
+            break;
+        if (plan.n_before < at)
+            kvd__kv_reset(s->kv, 0);
+        kvd__kv_evict(s->kv, &plan); /* first: the ids may need its room */
+        if ((rc = fit_ids(s, total, e)))
+            break;
         memcpy(s->ids + s->n, ids, (size_t)n * sizeof *ids);
-        while (!rc && s->n < total) {
-            kvd_pass_plan plan;
-            rc = kvd__pass_plan(&s->shape, &lim, s->n, s->kv->start, total - s->n, &plan, e);
-            if (rc)
-                break;
-            int64_t first_wanted = total - n_logits, end = plan.n_before + plan.n_new;
-            int64_t want = end > first_wanted ? end - first_wanted : 0;
-            rc = run_pass(s, &plan, want < plan.n_new ? want : plan.n_new, k, e);
-        }
+        int64_t end = plan.n_before + plan.n_new, want = end > first_wanted ? end - first_wanted : 0;
+        rc = run_pass(s, &plan, want < plan.n_new ? want : plan.n_new, k, e);
     }
-    if (rc) {
-        kvd__kv_truncate(s->kv, n_old);
-        s->n = n_old;
-        if (rc == KVD_E_BUDGET)
-            e->max_tokens = kvd__max_tokens(&s->shape, &lim, s->m->config.n_ctx);
+    if (!rc) {
+        s->n = total;
+        return 0;
     }
+    if (s->kv->end < s->n) /* it had begun again */
+        kvd__kv_reset(s->kv, s->n);
+    kvd__kv_truncate(s->kv, s->n);
+    fit_ids(s, s->n, NULL);
+    if (rc == KVD_E_BUDGET)
+        e->max_tokens = kvd__max_tokens(&s->shape, &lim, s->m->config.n_ctx);
     return rc;
 }
 
@@ -249,6 +264,7 @@ int kvd_session_rewind(kvd_session *s, int64_t n_tokens, kvd_error *err)
     if (n_tokens < s->n)
         s->has_logits = false;
     kvd__kv_truncate(s->kv, n_tokens);
+    fit_ids(s, n_tokens, NULL);
     s->n = n_tokens;
     return 0;
 }

@@ -26,7 +26,7 @@ struct kvd_session {
     void *progress_ctx;
     kvd_lab_taps lab;
     bool has_lab;
-    struct kvd__candidate *candidates; /* the sampler's, [n_vocab], made on first use */
+    struct kvd__candidate *candidates; /* the sampler's, [n_vocab] */
 };
 
 /* The limits of this session's passes under what the budget leaves to it now. */

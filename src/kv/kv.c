@@ -52,34 +52,49 @@ static int keep(kvd_kv *kv, int kind, int64_t from, int64_t to, kvd_error *err)
     return 0;
 }
 
-static int grow_tables(kvd_kv *kv, int64_t n_tokens, kvd_error *err)
+/* Tables for n tokens, in steps. Shrinking does not fail. */
+static int fit_tables(kvd_kv *kv, int64_t n_tokens, kvd_error *err)
 {
     int64_t step = KVD__CHECKPOINT_STEP / KVD__BLOCK, want = (ceil_block(n_tokens) + step - 1) / step * step;
-    if (want <= kv->n_slots)
+    if (want == kv->n_slots)
         return 0;
     for (int kind = 0; kind < (kv->shape.window ? 2 : 1); kind++) {
         char **t = kvd__realloc(kv->ledger, KVD_ACC_CHECKPOINT, kv->column[kind], (size_t)want * sizeof *t, err);
-        if (!t)
+        if (!t) {
+            if (kind) /* both or none */
+                kv->column[0] = kvd__realloc(kv->ledger, KVD_ACC_CHECKPOINT, kv->column[0], (size_t)kv->n_slots * sizeof *t, NULL);
             return err ? err->code : KVD_E_NOMEM;
+        }
         kv->column[kind] = t;
     }
     kv->n_slots = want;
     return 0;
 }
 
+/* First block that stays on global layers; the one after the last: none does. */
+static int64_t first_block(const kvd_pass_plan *p)
+{
+    int64_t n = p->n_before + p->n_new;
+    return p->start < n ? p->start / KVD__BLOCK : ceil_block(n);
+}
+
+void kvd__kv_evict(kvd_kv *kv, const kvd_pass_plan *p)
+{
+    if (p->start <= kv->start)
+        return;
+    drop(kv, 0, kv->start / KVD__BLOCK, first_block(p));
+    drop(kv, 1, 0, first_block(p));
+    kv->start = p->start < p->n_before ? p->start : p->n_before;
+    if (kv->local_start < kv->start)
+        kv->local_start = kv->start;
+}
+
 int kvd__kv_begin(kvd_kv *kv, const kvd_pass_plan *p, kvd_error *err)
 {
     kvd_error local_error, *e = err ? err : &local_error; /* the code is needed either way */
-    int64_t n = p->n_before + p->n_new, end = ceil_block(n);
-    int64_t first = p->start < n ? p->start / KVD__BLOCK : end;
-    if (p->start > kv->start) { /* what will be rebuilt goes first */
-        drop(kv, 0, kv->start / KVD__BLOCK, first);
-        drop(kv, 1, 0, first);
-        kv->start = p->start < p->n_before ? p->start : p->n_before;
-        if (kv->local_start < kv->start)
-            kv->local_start = kv->start;
-    }
-    int rc = grow_tables(kv, n, e);
+    int64_t first = first_block(p), end = ceil_block(p->n_before + p->n_new);
+    kvd__kv_evict(kv, p);
+    int rc = fit_tables(kv, p->n_tokens, e);
     if (!rc)
         rc = keep(kv, 0, first, end, e);
     if (!rc && kv->shape.window)
@@ -107,6 +122,7 @@ void kvd__kv_end(kvd_kv *kv, const kvd_pass_plan *p, bool done)
         drop(kv, 1, ceil_block(p->n_before), kv->n_slots);
         if (kv->start >= p->n_before)
             kvd__kv_clear(kv);
+        fit_tables(kv, kv->end, NULL);
         return;
     }
     int64_t n = p->n_before + p->n_new;
@@ -126,13 +142,13 @@ void kvd__kv_truncate(kvd_kv *kv, int64_t n)
     /* A local layer may have dropped what a query at n would see. */
     int64_t sees = n - kv->shape.window + 1;
     if (n <= kv->start || (kv->shape.window && kv->local_start > kv->start && sees < kv->local_start)) {
-        kvd__kv_clear(kv);
-        kv->start = kv->end = kv->local_start = n;
+        kvd__kv_reset(kv, n);
         return;
     }
     drop(kv, 0, ceil_block(n), kv->n_slots);
     drop(kv, 1, ceil_block(n), kv->n_slots);
     kv->end = n;
+    fit_tables(kv, n, NULL);
 }
 
 void kvd__kv_clear(kvd_kv *kv)
@@ -140,6 +156,14 @@ void kvd__kv_clear(kvd_kv *kv)
     drop(kv, 0, 0, kv->n_slots);
     drop(kv, 1, 0, kv->n_slots);
     kv->start = kv->local_start = kv->end;
+}
+
+void kvd__kv_reset(kvd_kv *kv, int64_t n)
+{
+    kvd__kv_clear(kv);
+    kv->start = kv->local_start = kv->end = n;
+    if (ceil_block(n) < kv->n_slots)
+        fit_tables(kv, n, NULL);
 }
 
 int64_t kvd__kv_context_bytes(const kvd_kv *kv)

@@ -47,13 +47,14 @@ typedef struct kvd_limits {
     bool full;             /* --policy full: nothing may be dropped */
     int64_t kv_tokens;     /* B, or -1: no such limit */
     int64_t budget_bytes;  /* for this session, INT64_MAX: none */
-    int64_t piece_tokens;  /* rows of a pass while everything stays resident */
+    int64_t piece_tokens;  /* rows of a pass while everything stays resident, a multiple of 16 */
 } kvd_limits;
 
 /* One pass, as it will be carried out. Positions are multiples of 16 where they
  * bound blocks; *_block are block numbers. */
 typedef struct kvd_pass_plan {
     int64_t n_before, n_new; /* tokens before, and new ones in this pass */
+    int64_t n_tokens;        /* ids and tables are for so many: more than the sum if more passes follow */
     int64_t start;           /* resident afterwards (global layers): [start, n_before + n_new) */
     int64_t recompute;       /* positions [0, recompute) ride along */
     int64_t n_rows;          /* recompute + n_new */
@@ -72,20 +73,24 @@ enum { KVD__CHECKPOINT_STEP = 256 };
 int64_t kvd__checkpoint_bytes(const kvd_kv_shape *s, int64_t n_tokens);
 
 /* Bytes of the context memory of a pass after which [start, n_before + n_new) is
- * resident, when [start_before, n_before) was. Fills the plan. docs/memory.md
+ * resident, when [start_before, n_before) was. Fills the plan, as of the only pass
+ * to n_before + n_new tokens. docs/memory.md
  * states the same formula; tests hold the ledger against it. */
 void kvd__pass_cost(const kvd_kv_shape *s, int64_t n_before, int64_t start_before, int64_t n_new, int64_t start,
                     kvd_pass_plan *plan);
 
 /* The next pass towards n_before + n_left tokens: chooses start (the smallest that
  * obeys the limits; all resident if it fits) and how many new tokens to take.
- * KVD_E_BUDGET with need_bytes if no choice fits. */
+ * Where nothing is held, or what is held stands in the way, plan->n_before is 0:
+ * begin again, with what there was among the new tokens (kvd__kv_reset first).
+ * KVD_E_BUDGET with need_bytes = kvd__least_bytes if no choice fits; from that
+ * budget on there is a plan in every state, and so there is for the next pass. */
 int kvd__pass_plan(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_before, int64_t start_before,
                    int64_t n_left, kvd_pass_plan *plan, kvd_error *err);
 
-/* Least context memory with which n_tokens can be run at all; what it takes to
- * keep all of them resident; the longest context (at most max_tokens) that the
- * limits allow. */
+/* Least context memory with which n_tokens can be run at all, from any state, one
+ * token at a time if need be (grows with n_tokens); what it takes to keep all of
+ * them resident; the longest context (at most max_tokens) that the limits allow. */
 int64_t kvd__least_bytes(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_tokens);
 int64_t kvd__full_bytes(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_tokens);
 int64_t kvd__max_tokens(const kvd_kv_shape *s, const kvd_limits *lim, int64_t max_tokens);
@@ -108,6 +113,10 @@ typedef struct kvd_kv {
 int kvd__kv_create(kvd_kv **out, const kvd_kv_shape *s, kvd_ledger *l, kvd_error *err);
 void kvd__kv_destroy(kvd_kv **kv);
 
+/* Drop what the plan drops, to rebuild it or for good. kvd__kv_begin does it too;
+ * a caller that grows something else for the pass does it before. */
+void kvd__kv_evict(kvd_kv *kv, const kvd_pass_plan *plan);
+
 /* Make ready for a pass: drop what the plan drops, allocate what it stores and
  * the layer scratch. On failure the tokens before are as resident as they can be
  * and nothing of the pass remains. */
@@ -121,8 +130,10 @@ int64_t kvd__kv_context_bytes(const kvd_kv *kv);
 
 /* Forget positions from n on. */
 void kvd__kv_truncate(kvd_kv *kv, int64_t n);
-/* Drop everything. */
+/* Drop everything; the number of tokens stays. */
 void kvd__kv_clear(kvd_kv *kv);
+/* Drop everything: n tokens, none resident. */
+void kvd__kv_reset(kvd_kv *kv, int64_t n);
 
 /* The block of 16 positions `block` at a layer: K part first, V part behind it. */
 static inline char *kvd__kv_block(const kvd_kv *kv, int layer, int64_t block)

@@ -12,7 +12,11 @@
  *   checkpoints     ids and block tables
  *
  * Rebuilding costs compute, keeping costs bytes: the smallest start that fits is
- * the best one. */
+ * the best one. Usually an evicted position also costs less memory than a resident
+ * one, but not always: the stream of a narrow cache (Gemma's local layers, few KV
+ * heads) is wider than its K and V. So a plan may also take fewer new tokens at a
+ * time, or begin again from position 0 where what is held stands in the way; what
+ * kvd__least_bytes promises, kvd__pass_plan finds from every state. */
 #include "base/error.h"
 #include "kv/kv.h"
 
@@ -51,7 +55,7 @@ void kvd__pass_cost(const kvd_kv_shape *s, int64_t n_before, int64_t start_befor
 {
     int64_t n = n_before + n_new, e = min64(max64(start, start_before), n_before);
     int64_t block = kvd__kv_block_bytes(s), end = ceil_block(n);
-    *p = (kvd_pass_plan){.n_before = n_before, .n_new = n_new, .start = start, .recompute = e, .n_rows = e + n_new};
+    *p = (kvd_pass_plan){.n_before = n_before, .n_new = n_new, .n_tokens = n, .start = start, .recompute = e, .n_rows = e + n_new};
 
     int64_t first = start < n ? start / KVD__BLOCK : end; /* start == n: nothing stays */
     p->kv_bytes = (end - first) * block * kvd__kv_layers(s, false);
@@ -95,61 +99,137 @@ static int64_t next_start(int64_t start, int64_t n)
     return min64(start / KVD__BLOCK * KVD__BLOCK + KVD__BLOCK, n);
 }
 
+/* A pass on the way to n_tokens: ids and tables are for all of them. */
+static int64_t cost_on_way(const kvd_kv_shape *s, int64_t n_tokens, int64_t n_before, int64_t start_before,
+                           int64_t n_new, int64_t start, kvd_pass_plan *p)
+{
+    kvd__pass_cost(s, n_before, start_before, n_new, start, p);
+    p->bytes -= p->checkpoint_bytes;
+    p->n_tokens = n_tokens;
+    p->checkpoint_bytes = kvd__checkpoint_bytes(s, n_tokens);
+    return p->bytes += p->checkpoint_bytes;
+}
+
+/* The most that any pass over a single new token takes, on the way to n tokens
+ * with [start, ...) resident. It grows with n; a window adds a ripple of period 16,
+ * by how many blocks it touches, so the last 16 lengths hold the maximum. */
+static int64_t walk_bytes(const kvd_kv_shape *s, int64_t n, int64_t start)
+{
+    int64_t most = 0, from = s->window ? max64(1, n - KVD__BLOCK + 1) : n;
+    kvd_pass_plan p;
+    for (int64_t i = from; i <= n; i++)
+        most = max64(most, cost_on_way(s, n, i - 1, min64(start, i), 1, min64(start, i), &p));
+    return most;
+}
+
+/* The start whose walk to n tokens takes least. Bytes are linear in start but for
+ * a jump at 0 and a bend where the windows begin: only the ends can be best. */
+static int64_t least_walk(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n, int64_t *best)
+{
+    int64_t first = least_start(lim, n), bend = (n - s->window) / KVD__BLOCK * KVD__BLOCK;
+    int64_t candidates[] = {first, next_start(first, n), (n - 1) / KVD__BLOCK * KVD__BLOCK, n, bend - 2 * KVD__BLOCK,
+                            bend - KVD__BLOCK, bend, bend + KVD__BLOCK, bend + 2 * KVD__BLOCK};
+    int64_t least = INT64_MAX;
+    int n_candidates = lim->full ? 1 : s->window ? 9 : 4;
+    for (int i = 0; i < n_candidates; i++) {
+        int64_t start = candidates[i];
+        if (start < first || start > n)
+            continue;
+        int64_t bytes = walk_bytes(s, n, start);
+        if (bytes < least) {
+            least = bytes;
+            *best = start;
+        }
+    }
+    return least;
+}
+
+/* Do all passes fit when n_left tokens come in pieces of p and everything stays?
+ * Each takes at least what the one before does (pieces shift all blocks alike),
+ * so the last whole piece and the rest tell. */
+static bool pieces_fit(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_before, int64_t n_left, int64_t p)
+{
+    int64_t rest = n_left % p, whole = n_left - rest, n = n_before + n_left;
+    kvd_pass_plan t;
+    return (!whole || cost_on_way(s, n, n_before + whole - p, 0, p, 0, &t) <= lim->budget_bytes) &&
+           (!rest || cost_on_way(s, n, n_before + whole, 0, rest, 0, &t) <= lim->budget_bytes);
+}
+
+/* Everything stays, a few rows at a time so that the stream is small. */
+static bool plan_resident(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_before, int64_t n_left, kvd_pass_plan *plan)
+{
+    for (int64_t p = min64(n_left, lim->piece_tokens); p > 0; p = p / 2 / KVD__BLOCK * KVD__BLOCK)
+        if (pieces_fit(s, lim, n_before, n_left, p)) {
+            cost_on_way(s, n_before + n_left, n_before, 0, p, 0, plan);
+            return true;
+        }
+    return false;
+}
+
+/* All new tokens in one pass that drops as little as it can. */
+static bool plan_whole(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_before, int64_t start_before,
+                       int64_t n_left, kvd_pass_plan *plan)
+{
+    int64_t n = n_before + n_left;
+    for (int64_t start = least_start(lim, n);; start = next_start(start, n)) {
+        kvd__pass_cost(s, n_before, start_before, n_left, start, plan);
+        if (plan->bytes <= lim->budget_bytes)
+            return true;
+        if (start >= n)
+            return false;
+    }
+}
+
+/* The walk of kvd__least_bytes, in the longest steps that fit. */
+static bool plan_walk(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_before, int64_t start_before,
+                      int64_t n_left, int64_t start, kvd_pass_plan *plan)
+{
+    if (start_before > start)
+        return false;
+    for (int64_t p = min64(n_left, lim->piece_tokens); p > 0; p /= 2)
+        if (cost_on_way(s, n_before + n_left, n_before, start_before, p, min64(start, n_before + p), plan) <= lim->budget_bytes)
+            return true;
+    return false;
+}
+
 int kvd__pass_plan(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_before, int64_t start_before,
                    int64_t n_left, kvd_pass_plan *plan, kvd_error *err)
 {
-    int64_t n = n_before + n_left, piece = min64(n_left, lim->piece_tokens), least = INT64_MAX;
+    int64_t n = n_before + n_left, start = 0;
     kvd_pass_plan p;
-    if (start_before == 0 && least_start(lim, n) == 0) {
-        /* Does everything stay? Then a few rows at a time, so that the stream is small. */
-        kvd__pass_cost(s, n - piece, 0, piece, 0, &p);
-        if (p.bytes <= lim->budget_bytes) {
-            kvd__pass_cost(s, n_before, 0, piece, 0, plan);
-            return 0;
+    bool none_held = start_before >= n_before, ok = false;
+    if (least_start(lim, n) == 0 && (start_before == 0 || none_held))
+        ok = start_before == 0 ? plan_resident(s, lim, n_before, n_left, &p) : plan_resident(s, lim, 0, n, &p);
+    ok = ok || (!lim->full && plan_whole(s, lim, n_before, start_before, n_left, &p));
+    if (!ok) {
+        int64_t least = least_walk(s, lim, n, &start);
+        if (least > lim->budget_bytes) {
+            int rc = kvd__fail(err, KVD_E_BUDGET, "context memory: %lld tokens need %lld bytes, the budget is %lld",
+                               (long long)n, (long long)least, (long long)lim->budget_bytes);
+            if (err)
+                err->need_bytes = least;
+            return rc;
         }
-        least = p.bytes;
+        if (none_held || !plan_walk(s, lim, n_before, start_before, n_left, start, &p))
+            plan_walk(s, lim, 0, 0, n, start, &p);
     }
-    if (!lim->full) {
-        for (int64_t start = least_start(lim, n);; start = next_start(start, n)) {
-            kvd__pass_cost(s, n_before, start_before, n_left, start, &p);
-            if (p.bytes <= lim->budget_bytes) {
-                *plan = p;
-                return 0;
-            }
-            least = min64(least, p.bytes);
-            if (start >= n)
-                break;
-        }
-    }
-    int rc = kvd__fail(err, KVD_E_BUDGET, "context memory: %lld tokens need %lld bytes, the budget is %lld",
-                       (long long)n, (long long)least, (long long)lim->budget_bytes);
-    if (err)
-        err->need_bytes = least;
-    return rc;
+    *plan = p;
+    return 0;
 }
 
 int64_t kvd__least_bytes(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_tokens)
 {
-    if (n_tokens <= 0)
-        return 0;
-    kvd_pass_plan p;
-    int64_t least = INT64_MAX, first = least_start(lim, n_tokens);
-    for (int64_t start = first;; start = next_start(start, n_tokens)) {
-        kvd__pass_cost(s, n_tokens - 1, start, 1, start, &p);
-        least = min64(least, p.bytes);
-        if (lim->full || start >= n_tokens)
-            return least;
-    }
+    int64_t start;
+    return n_tokens > 0 ? least_walk(s, lim, n_tokens, &start) : 0;
 }
 
 int64_t kvd__full_bytes(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_tokens)
 {
     if (n_tokens <= 0)
         return 0;
-    kvd_pass_plan p;
     int64_t piece = min64(n_tokens, lim->piece_tokens);
-    kvd__pass_cost(s, n_tokens - piece, 0, piece, 0, &p);
-    return p.bytes;
+    kvd_pass_plan p;
+    return max64(cost_on_way(s, n_tokens, n_tokens - piece, 0, piece, 0, &p), walk_bytes(s, n_tokens, 0));
 }
 
 int64_t kvd__max_tokens(const kvd_kv_shape *s, const kvd_limits *lim, int64_t max_tokens)

@@ -310,6 +310,10 @@ static int load_vocab(struct kvd_model *m, const kvd_gguf *g, kvd_error *err)
     v.model = bytes_of(s);
     if (!kvd__gguf_str(g, "tokenizer.ggml.pre", &s, NULL))
         v.pre = bytes_of(s);
+    m->tokenizer_model = kvd__strndup(m->ledger, KVD_ACC_HOST, v.model.data, v.model.n, err);
+    m->tokenizer_pre = kvd__strndup(m->ledger, KVD_ACC_HOST, v.pre.n ? v.pre.data : "", v.pre.n, err);
+    if (!m->tokenizer_model || !m->tokenizer_pre)
+        return KVD_E_NOMEM;
     if ((rc = kvd__gguf_str_array(g, "tokenizer.ggml.tokens", &list, &v.n_tokens, err)))
         return rc;
     v.tokens = (const kvd_bytes *)(const void *)list;
@@ -407,6 +411,8 @@ void kvd__model_free(struct kvd_model **pm)
     kvd__free(m->weights);
     kvd__free(m->layers);
     kvd__free(m->chat_template);
+    kvd__free(m->tokenizer_model);
+    kvd__free(m->tokenizer_pre);
     kvd__free(m->name);
     kvd_ledger *ledger = m->ledger;
     kvd__free(m);

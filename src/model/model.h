@@ -60,6 +60,24 @@ enum {
     KVD__WAVE_TILES = 64  /* tiles between two ordered merges in decode */
 };
 
+/* What a pass spends its time on (--profile): X(id, name) */
+#define KVD_STAGES(X)                                                          \
+    X(EMBED, "embed")                                                          \
+    X(QKV, "norm, q k v")                                                      \
+    X(STORE, "rotate, store")                                                  \
+    X(ATTENTION, "attention")                                                  \
+    X(OUTPUT, "attention output")                                              \
+    X(FFN, "norm, gate up")                                                    \
+    X(DOWN, "down")                                                            \
+    X(HEAD, "output head")
+
+typedef enum kvd_stage {
+#define KVD_X(id, name) KVD_STAGE_##id,
+    KVD_STAGES(KVD_X)
+#undef KVD_X
+    KVD_STAGE_COUNT
+} kvd_stage;
+
 typedef struct kvd_share {
     kvd_dtype type;
     int64_t n_tensors, bytes;
@@ -85,8 +103,12 @@ struct kvd_model {
     kvd_scratch scratch;
 
     kvd_tokenizer *tokenizer; /* NULL: the file has no vocabulary */
+    char *tokenizer_model, *tokenizer_pre; /* as the file names them, "" if it does not */
     kvd_chat chat;
     char *chat_template;      /* the file's own text, or NULL */
+
+    bool profile;             /* measure stages, on thread 0 */
+    uint64_t stage_ns[KVD_STAGE_COUNT];
 
     int inject_layer;         /* test builds: flip a bit of K here; -1: off */
     int64_t inject_pos;

@@ -36,11 +36,13 @@ static bool layer_forward(kvd_worker *w, kvd_chunk ch)
     barrier(w);
     if (w->run->stop)
         return false;
+    kvd__stage_end(w, KVD_STAGE_QKV);
     kvd__rotate(w, &ch);
     if (w->run->p->taps)
         kvd__tap_kv_made(w, &ch);
     kvd__store(w, &ch);
     barrier(w);
+    kvd__stage_end(w, KVD_STAGE_STORE);
     if (w->run->p->taps)
         kvd__tap_kv_read(w, &ch);
 
@@ -51,6 +53,7 @@ static bool layer_forward(kvd_worker *w, kvd_chunk ch)
     /* h += attention(q, K, V) W_o */
     kvd__attention(w, &ch);
     barrier(w);
+    kvd__stage_end(w, KVD_STAGE_ATTENTION);
     in = kvd__inputs(w, &ch, s->attn, d_attn, d_attn, NULL, (const kvd_linear *[]){&y->o}, 1);
     kvd__products(w, &in, (const kvd_linear *[]){&y->o}, &s->y, &d, 1);
     if (y->attn_post_norm) {
@@ -59,6 +62,7 @@ static bool layer_forward(kvd_worker *w, kvd_chunk ch)
     } else
         kvd__add_columns(w, &y->o, &ch);
     barrier(w);
+    kvd__stage_end(w, KVD_STAGE_OUTPUT);
 
     /* h += (act(norm(h) W_gate) * norm(h) W_up) W_down */
     const kvd_linear *gate_up[] = {&y->gate, &y->up};
@@ -66,6 +70,7 @@ static bool layer_forward(kvd_worker *w, kvd_chunk ch)
     kvd__products(w, &in, gate_up, (float *[]){s->gate, s->up}, (int64_t[]){s->ld_ffn, s->ld_ffn}, 2);
     kvd__gate_columns(w, y, ch.n);
     barrier(w);
+    kvd__stage_end(w, KVD_STAGE_FFN);
     in = kvd__inputs(w, &ch, s->gate, s->ld_ffn, c->d_ffn, NULL, (const kvd_linear *[]){&y->down}, 1);
     kvd__products(w, &in, (const kvd_linear *[]){&y->down}, &s->y, &d, 1);
     if (y->ffn_post_norm) {
@@ -74,6 +79,7 @@ static bool layer_forward(kvd_worker *w, kvd_chunk ch)
     } else
         kvd__add_columns(w, &y->down, &ch);
     barrier(w);
+    kvd__stage_end(w, KVD_STAGE_DOWN);
 
     kvd__chunk_return(w, &ch);
     return true;
@@ -85,8 +91,10 @@ static void forward(void *ctx, int tid, int n_threads)
     struct kvd_model *m = run->m;
     kvd_worker w = {.run = run, .m = m, .c = &m->config, .k = &m->kern, .s = &m->scratch,
                     .lane = &m->scratch.lanes[tid], .tid = tid, .n_threads = n_threads};
+    kvd__stage_end(&w, KVD_STAGE_EMBED); /* the clock starts */
     kvd__embed(&w);
     barrier(&w);
+    kvd__stage_end(&w, KVD_STAGE_EMBED);
     for (int l = 0; l < m->config.n_layers; l++)
         for (int64_t row = 0; row < run->n_rows; row += m->scratch.chunk) {
             int64_t left = run->n_rows - row;
@@ -96,6 +104,7 @@ static void forward(void *ctx, int tid, int n_threads)
         }
     barrier(&w);
     kvd__head(&w);
+    kvd__stage_end(&w, KVD_STAGE_HEAD);
 }
 
 int kvd__model_pass(struct kvd_model *m, const kvd_pass *p, kvd_error *err)

@@ -1,6 +1,8 @@
+#define _GNU_SOURCE
 #include "model/steps.h"
 
 #include <string.h>
+#include <time.h>
 
 #include "base/half.h"
 
@@ -20,6 +22,18 @@ void kvd__fail_run(kvd_run *r, int layer, int64_t row)
     int64_t old = atomic_load(&r->failed);
     while ((!old || mark < old) && !atomic_compare_exchange_weak(&r->failed, &old, mark))
         ;
+}
+
+void kvd__stage_end(kvd_worker *w, kvd_stage stage)
+{
+    if (w->tid || !w->m->profile)
+        return;
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    uint64_t now = (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    if (w->mark_ns)
+        w->m->stage_ns[stage] += now - w->mark_ns;
+    w->mark_ns = now;
 }
 
 static void share(const kvd_worker *w, int64_t n, int64_t *begin, int64_t *end)

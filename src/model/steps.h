@@ -53,6 +53,7 @@ typedef struct kvd_worker {
     kvd_scratch *s;
     kvd_lane *lane;
     int tid, n_threads;
+    uint64_t mark_ns; /* thread 0, when profiling: end of the stage before */
 } kvd_worker;
 
 /* Rows [row0, row0 + n) of the pass at one layer. */
@@ -80,6 +81,9 @@ typedef struct kvd_inputs {
     const kvd_act_buffer *b;
     int n;
 } kvd_inputs;
+
+/* A stage ends here; call it after the barrier. Costs nothing unless profiling. */
+void kvd__stage_end(kvd_worker *w, kvd_stage stage);
 
 /* Note that a value of a layer at a row's position is not finite. */
 void kvd__fail_run(kvd_run *r, int layer, int64_t row);

@@ -1,0 +1,341 @@
+/* Lines for kvd chat, and the signals that go with them.
+ *
+ * Input is waited for in one place, in ppoll with the signals let through there
+ * and nowhere else while a line is read: a Ctrl-C can not be lost between looking
+ * for it and waiting. libedit, where it is built in and both ends are terminals,
+ * gets its characters from there too. Its own handling of signals is not used: it
+ * passes them on to the whole process group, and after a Ctrl-C the line could
+ * not be told from a finished one.
+ *
+ * Without libedit the terminal's own line discipline edits (and forgets the line
+ * on Ctrl-C, as it should be). Not a terminal: plain lines of any length. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <langinfo.h>
+#include <locale.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <wchar.h>
+#ifdef KVD_HAVE_EDITLINE
+#include <histedit.h>
+#endif
+
+#include "chat.h"
+
+#define MAX_LINE ((size_t)1 << 26)
+
+struct liner {
+    bool terminal; /* standard input is one */
+    FILE *out;     /* prompts; a terminal, or NULL */
+    const char *prompt;
+    unsigned char in[4096];
+    size_t at, n; /* in[at..n) is still to be taken */
+    bool end, failed;
+    char *line; /* [cap] */
+    size_t len, cap;
+#ifdef KVD_HAVE_EDITLINE
+    EditLine *el; /* NULL: plain reading */
+    History *history;
+    mbstate_t decoding;
+#endif
+};
+
+/* ---- signals ---------------------------------------------------------------- */
+
+static volatile sig_atomic_t stop_asked, terminate_asked, answering, resized, continued;
+
+static void on_signal(int sig)
+{
+    if (sig == SIGWINCH)
+        resized = 1;
+    else if (sig == SIGCONT)
+        continued = 1;
+    else {
+        if (answering && stop_asked)
+            _exit(EXIT_INTERRUPTED);
+        stop_asked = 1;
+        if (sig == SIGTERM)
+            terminate_asked = 1;
+    }
+}
+
+static const int handled[] = {SIGINT, SIGTERM, SIGWINCH, SIGCONT};
+enum { N_HANDLED = sizeof handled / sizeof handled[0] };
+
+static void catch_signals(void)
+{
+    struct sigaction sa = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    sigemptyset(&sa.sa_mask);
+    for (int i = 0; i < N_HANDLED; i++)
+        sigaction(handled[i], &sa, NULL);
+}
+
+void line_answer_begin(void) { answering = 1; }
+
+void line_answer_end(void)
+{
+    answering = 0;
+    if (!terminate_asked)
+        stop_asked = 0;
+}
+
+bool line_stop_asked(void) { return stop_asked != 0; }
+
+/* ---- bytes -------------------------------------------------------------------- */
+
+static void after_signals(liner *l)
+{
+#ifdef KVD_HAVE_EDITLINE
+    if (l->el && continued) { /* the shell has set the terminal to its own taste */
+        el_set(l->el, EL_PREP_TERM, 1);
+        el_set(l->el, EL_REFRESH);
+    }
+    if (l->el && resized)
+        el_resize(l->el);
+#else
+    (void)l;
+#endif
+    continued = resized = 0;
+}
+
+/* More of the input. False: its end, an error, or a signal that ends the line. */
+static bool fill(liner *l)
+{
+    sigset_t block, before;
+    sigemptyset(&block);
+    for (int i = 0; i < N_HANDLED; i++)
+        sigaddset(&block, handled[i]);
+    sigprocmask(SIG_BLOCK, &block, &before);
+    int ready = 0;
+    while (!stop_asked && ready <= 0) {
+        after_signals(l);
+        struct pollfd p = {.fd = STDIN_FILENO, .events = POLLIN};
+        ready = ppoll(&p, 1, NULL, &before);
+        if (ready < 0 && errno != EINTR)
+            break;
+    }
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    if (stop_asked)
+        return false;
+    ssize_t got;
+    do
+        got = read(STDIN_FILENO, l->in, sizeof l->in);
+    while (got < 0 && errno == EINTR && !stop_asked);
+    if (got < 0 && errno == EINTR)
+        return false;
+    l->at = 0;
+    l->n = got > 0 ? (size_t)got : 0;
+    l->end = got == 0;
+    if (got < 0 && l->terminal && errno == EIO) /* the terminal is gone */
+        l->end = true;
+    else if (got < 0) {
+        l->failed = true;
+        cli_fail(EXIT_BAD_FILE, "standard input: %s", strerror(errno));
+    }
+    return got > 0;
+}
+
+static bool more(liner *l) { return l->at < l->n || fill(l); }
+
+static bool append(liner *l, const void *bytes, size_t n)
+{
+    if (l->cap - l->len < n + 1) {
+        size_t cap = 2 * (l->len + n) + 256;
+        char *p = cap > MAX_LINE ? NULL : realloc(l->line, cap);
+        if (!p) {
+            l->failed = true;
+            cli_fail(EXIT_RESOURCES, "standard input: a line of more than %zu bytes does not fit", l->len);
+            return false;
+        }
+        l->line = p;
+        l->cap = cap;
+    }
+    memcpy(l->line + l->len, bytes, n);
+    l->len += n;
+    l->line[l->len] = 0;
+    return true;
+}
+
+/* ---- one line ------------------------------------------------------------------ */
+
+/* Append the next line with its end. False: nothing more, or see stop_asked. */
+static bool plain_line(liner *l)
+{
+    bool any = false;
+    if (l->out) {
+        fputs(l->prompt, l->out);
+        fflush(l->out);
+    }
+    while (more(l)) {
+        const unsigned char *from = l->in + l->at, *nl = memchr(from, '\n', l->n - l->at);
+        size_t n = nl ? (size_t)(nl - from) + 1 : l->n - l->at;
+        any = true;
+        l->at += n;
+        if (!append(l, from, n) || nl)
+            return !l->failed;
+    }
+    return any && l->end;
+}
+
+#ifdef KVD_HAVE_EDITLINE
+
+static char *el_prompt(EditLine *el)
+{
+    static char text[8];
+    liner *l;
+    el_get(el, EL_CLIENTDATA, &l);
+    snprintf(text, sizeof text, "%s", l->prompt);
+    return text;
+}
+
+static int el_character(EditLine *el, wchar_t *out)
+{
+    liner *l;
+    el_get(el, EL_CLIENTDATA, &l);
+    while (more(l)) {
+        size_t k = mbrtowc(out, (const char *)&l->in[l->at++], 1, &l->decoding);
+        if (k != (size_t)-1 && k != (size_t)-2)
+            return 1;
+        if (k == (size_t)-1) /* no character of this locale: left out */
+            l->decoding = (mbstate_t){0};
+    }
+    errno = EINTR;
+    return l->end ? 0 : -1;
+}
+
+static bool edited_line(liner *l)
+{
+    int n = 0;
+    const char *text = el_gets(l->el, &n);
+    if (stop_asked || l->failed)
+        return false;
+    if (!text || n <= 0) {
+        l->end = true; /* Ctrl-D */
+        return false;
+    }
+    return append(l, text, (size_t)n);
+}
+
+/* History gets what was typed, whole. */
+static void remember(liner *l)
+{
+    HistEvent event;
+    if (l->el && l->len && l->line[strspn(l->line, " \t")])
+        history(l->history, &event, H_ENTER, l->line);
+}
+
+static void open_editor(liner *l)
+{
+    const char *term = getenv("TERM");
+    if (!l->terminal || !l->out || !term || !*term || !strcmp(term, "dumb"))
+        return;
+    /* libedit reads text by the locale; where that is plain "C", as in many
+     * containers, people still type UTF-8. */
+    setlocale(LC_CTYPE, "");
+    if (strcmp(nl_langinfo(CODESET), "UTF-8") != 0)
+        setlocale(LC_CTYPE, "C.UTF-8");
+    HistEvent event;
+    l->history = history_init();
+    l->el = l->history ? el_init("kvd", stdin, l->out, stderr) : NULL;
+    if (!l->el)
+        return;
+    history(l->history, &event, H_SETSIZE, 1000);
+    history(l->history, &event, H_SETUNIQUE, 1);
+    el_set(l->el, EL_CLIENTDATA, l);
+    el_set(l->el, EL_PROMPT, el_prompt);
+    el_set(l->el, EL_EDITOR, "emacs");
+    el_set(l->el, EL_HIST, history, l->history);
+    el_set(l->el, EL_BIND, "^R", "em-inc-search-prev", NULL);
+    el_set(l->el, EL_BIND, "^D", "em-delete-or-list", NULL);
+    el_source(l->el, NULL); /* the user's own .editrc */
+    el_set(l->el, EL_GETCFN, el_character);
+}
+
+static void close_editor(liner *l)
+{
+    if (l->el)
+        el_end(l->el);
+    if (l->history)
+        history_end(l->history);
+}
+
+static bool next_line(liner *l) { return l->el ? edited_line(l) : plain_line(l); }
+
+#else
+static void remember(liner *l) { (void)l; }
+static void open_editor(liner *l) { (void)l; }
+static void close_editor(liner *l) { (void)l; }
+static bool next_line(liner *l) { return plain_line(l); }
+#endif
+
+static bool cut_end(liner *l, char end)
+{
+    if (!l->len || l->line[l->len - 1] != end)
+        return false;
+    l->line[--l->len] = 0;
+    return true;
+}
+
+line_status line_read(liner *l, const char **text, size_t *n)
+{
+    l->len = 0;
+    l->prompt = "> ";
+    for (;;) {
+        bool got = !l->end && next_line(l);
+        if (l->failed)
+            return LINE_ERROR;
+        if (stop_asked) {
+            if (l->out)
+                fputs("^C\n", l->out);
+            stop_asked = 0;
+            return terminate_asked ? LINE_TERMINATE : LINE_INTERRUPT;
+        }
+        if (!got) {
+            if (l->out)
+                fputc('\n', l->out);
+            return LINE_END;
+        }
+        if (cut_end(l, '\n'))
+            cut_end(l, '\r');
+        if (!l->terminal || !cut_end(l, '\\'))
+            break;
+        if (!append(l, "\n", 1))
+            return LINE_ERROR;
+        l->prompt = ". ";
+    }
+    remember(l);
+    if (!l->line && !append(l, "", 0))
+        return LINE_ERROR;
+    *text = l->line;
+    *n = l->len;
+    return LINE_TEXT;
+}
+
+bool line_is_terminal(const liner *l) { return l->terminal; }
+
+liner *line_open(void)
+{
+    liner *l = calloc(1, sizeof *l);
+    if (!l)
+        return NULL;
+    l->terminal = isatty(STDIN_FILENO);
+    if (l->terminal)
+        l->out = isatty(STDOUT_FILENO) ? stdout : isatty(STDERR_FILENO) ? stderr : NULL;
+    catch_signals();
+    open_editor(l);
+    return l;
+}
+
+void line_close(liner **pl)
+{
+    liner *l = *pl;
+    *pl = NULL;
+    if (!l)
+        return;
+    close_editor(l);
+    free(l->line);
+    free(l);
+}
