@@ -289,6 +289,17 @@ static void render_deepseek_r1(text *t, const talk *k)
         puts_(t, k->thinking ? "<｜Assistant｜><think>\n" : "<｜Assistant｜><think>\n</think>");
 }
 
+/* The system prompt and the question are stripped as one text; its left end is
+ * a mark, so only the right one counts. */
+static void cut_end(text *t, size_t from)
+{
+    if (t->rc)
+        return;
+    size_t n = from + trim((view){t->data + from, t->n - from}).n;
+    memset(t->data + n, 0, t->n - n);
+    t->n = n;
+}
+
 static void render_llama2(text *t, const talk *k)
 {
     int64_t first = is_role(&k->m[0], "system");
@@ -303,13 +314,13 @@ static void render_llama2(text *t, const talk *k)
             continue;
         }
         puts_(t, i > first ? "<s>[INST] " : "[INST] ");
-        if (i == first && first) { /* system and user are stripped as one text */
+        size_t from = t->n;
+        if (i == first && first) {
             puts_(t, "<<SYS>>\n");
             puts_(t, k->m[0].content);
             puts_(t, "\n<</SYS>>\n\n");
-            view all = trim((view){content.data, content.n});
-            /* the right end only: the left one is not the text's */
-            put(t, (view){content.data, all.n ? (size_t)(all.data + all.n - content.data) : 0});
+            put(t, content);
+            cut_end(t, from);
         } else {
             put(t, trim(content));
         }

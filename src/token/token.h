@@ -55,7 +55,13 @@ enum {
 };
 
 /* Encode n bytes of text (any bytes). *ids: returned owned ([*n_ids], free with
- * kvd__free). Near-linear time. */
+ * kvd__free). O(n log n) at worst. KVD_E_RANGE above half a GiB.
+ *
+ * User-defined tokens are found in the text whatever the flags. Bytes that are
+ * not well-formed UTF-8 are kept: they become byte tokens, and cut words as an
+ * unassigned character would. Decoding gives the text back, except: a byte that
+ * the vocabulary can not express (SmolLM2's lacks 21 that hardly occur) is left
+ * out, and SentencePiece takes U+2581 for a space. */
 int kvd__tokenizer_encode(const kvd_tokenizer *t, const char *text, size_t n, unsigned flags, int32_t **ids,
                           int64_t *n_ids, kvd_error *err);
 
@@ -76,15 +82,18 @@ bool kvd__tokenizer_adds_eos(const kvd_tokenizer *t);
 /* Id of a token by its exact text, -1 if none. */
 int32_t kvd__token_find(const kvd_tokenizer *t, const char *text, size_t n);
 
-/* Streamed decoding: bytes of an unfinished UTF-8 sequence are held back until
- * it is complete or can not become valid (then they are given as they are). */
+/* Streamed decoding; begin with all zero. Bytes of an unfinished UTF-8 sequence
+ * are held back until it is complete or can not become valid (then they are given
+ * as they are). A SentencePiece vocabulary that puts a space before every text
+ * has it taken away again; what continues a text that was decoded elsewhere keeps
+ * its first space if `started` is set before. */
 typedef struct kvd_decoder {
     char pending[4];
     int n_pending;
-    bool started;
+    bool started; /* the space before the text is not to come any more */
 } kvd_decoder;
 
-/* Append what token id completes to out (capacity at least
+/* Write what token id completes to out (capacity at least
  * kvd__token_max_bytes + 4); returns the number of bytes, all whole characters. */
 size_t kvd__decoder_push(kvd_decoder *d, const kvd_tokenizer *t, int32_t id, bool special, char *out);
 /* What is left at the end. */
