@@ -7,8 +7,7 @@
  *   4-bit weights   8 x 2*15*127 = 30480: a whole block
  *   5-bit weights   4 x 2*31*127 = 31496: half a block
  *   signed weights  2*128*127 = 32512: nothing; |w| and sign(q, w)
- * On Zen 4 the multiplier pipes bound a token's block at 42 MAC a cycle (4 bits),
- * 37 (5 bits) and 27 (8 bits). */
+ * With more than 5 tokens a tile the sums would not stay in 16 registers. */
 #include "kern/x86/gemm_avx2.h"
 
 #include "quant/panel.h"
@@ -83,6 +82,7 @@ KVD__INLINE void sum_block(const format f, const uint8_t *p, const int8_t *const
         EACH_TOKEN(T, M);
 #undef M
     }
+    p = kvd__reread(p);
     GROUP(0, 1);
     GROUP(1, 1);
     GROUP(2, 1);
@@ -102,7 +102,7 @@ KVD__INLINE void sum_block(const format f, const uint8_t *p, const int8_t *const
 
 /* One block's step for T tokens. side: da [T], then s or -bias*bsum [T]. */
 KVD__INLINE void step_32(const format f, const uint8_t *p, const int8_t *const q[2], int64_t ld, const int32_t *side,
-                         __m256 acc0[], __m256 acc1[], const int T)
+                         float *chains, const int T)
 {
     const layout o = layout_of(f);
     __m256i sum0[KVD__AVX2_TOKENS], sum1[KVD__AVX2_TOKENS];
@@ -118,25 +118,23 @@ KVD__INLINE void step_32(const format f, const uint8_t *p, const int8_t *const q
 #undef M
     }
     const __m256 d0 = kvd__load_8_f16(p + o.d), d1 = kvd__load_8_f16(p + o.d + 16);
+    const __m256 m0 = o.m >= 0 ? kvd__load_8_f16(p + o.m) : d0, m1 = o.m >= 0 ? kvd__load_8_f16(p + o.m + 16) : d1;
 #define M(t)                                                                                       \
     do {                                                                                           \
         const __m256 da = kvd__bcast_f32(side + t);                                                \
-        acc0[t] = _mm256_fmadd_ps(_mm256_mul_ps(d0, da), _mm256_cvtepi32_ps(sum0[t]), acc0[t]);    \
-        acc1[t] = _mm256_fmadd_ps(_mm256_mul_ps(d1, da), _mm256_cvtepi32_ps(sum1[t]), acc1[t]);    \
+        __m256 v0 = _mm256_load_ps(chains + 16 * t), v1 = _mm256_load_ps(chains + 16 * t + 8);     \
+        v0 = _mm256_fmadd_ps(_mm256_mul_ps(d0, da), _mm256_cvtepi32_ps(sum0[t]), v0);              \
+        v1 = _mm256_fmadd_ps(_mm256_mul_ps(d1, da), _mm256_cvtepi32_ps(sum1[t]), v1);              \
+        if (o.m >= 0) {                                                                            \
+            const __m256 s = kvd__bcast_f32(side + T + t);                                         \
+            v0 = _mm256_fmadd_ps(m0, s, v0);                                                       \
+            v1 = _mm256_fmadd_ps(m1, s, v1);                                                       \
+        }                                                                                          \
+        _mm256_store_ps(chains + 16 * t, v0);                                                      \
+        _mm256_store_ps(chains + 16 * t + 8, v1);                                                  \
     } while (0)
     EACH_TOKEN(T, M);
 #undef M
-    if (o.m >= 0) {
-        const __m256 m0 = kvd__load_8_f16(p + o.m), m1 = kvd__load_8_f16(p + o.m + 16);
-#define M(t)                                                                   \
-    do {                                                                       \
-        const __m256 s = kvd__bcast_f32(side + T + t);                         \
-        acc0[t] = _mm256_fmadd_ps(m0, s, acc0[t]);                             \
-        acc1[t] = _mm256_fmadd_ps(m1, s, acc1[t]);                             \
-    } while (0)
-        EACH_TOKEN(T, M);
-#undef M
-    }
 }
 
 KVD__INLINE void tile_32(const format f, const kvd__tile *c, const int T)
@@ -146,18 +144,18 @@ KVD__INLINE void tile_32(const format f, const kvd__tile *c, const int T)
         const uint8_t *p = c->panels + i * c->panel_bytes;
         const int32_t *side = c->side;
         KVD__ROWS(int8_t, q, c->q, c->ld, T);
-        __m256 acc0[KVD__AVX2_TOKENS], acc1[KVD__AVX2_TOKENS];
-        kvd__start(c, i, T, acc0, acc1);
+        kvd__chains stack;
+        float *chains = kvd__start(c, i, T, &stack);
         for (int64_t b = 0; b < c->n_blocks; b++) {
             if (T == 1)
                 for (int at = 0; at < stride; at += 64)
                     _mm_prefetch((const char *)p + KVD__PREFETCH_BYTES + at, _MM_HINT_T0);
-            step_32(f, p, q, c->ld, side, acc0, acc1, T);
+            step_32(f, p, q, c->ld, side, chains, T);
             p += stride;
             side += 2 * T;
             KVD__ROWS_NEXT(q, 32);
         }
-        kvd__finish(c, i, T, acc0, acc1);
+        kvd__finish(c, i, T, chains);
     }
 }
 
@@ -174,9 +172,9 @@ KVD__INLINE void tile_32(const format f, const kvd__tile *c, const int T)
     X(IQ4_NL, iq4_nl, KVD__SIDE_BIAS, 0)
 
 #define DEFINE(TYPE, stem, side, bias)                                                            \
-    KVD__1_TO_6(DEFINE_TILE, TYPE, stem)                                                          \
-    static kvd__tile_fn *const tiles_##stem[] = KVD__TILES_6(stem);                               \
-    static const kvd__walk walk_##stem = {tiles_##stem, 6, KVD__##TYPE##_STRIDE, 32, side, bias}; \
+    KVD__1_TO_5(DEFINE_TILE, TYPE, stem)                                                          \
+    static kvd__tile_fn *const tiles_##stem[] = KVD__TILES_5(stem);                               \
+    static const kvd__walk walk_##stem = {tiles_##stem, 5, KVD__##TYPE##_STRIDE, 32, side, bias}; \
     static void gemm_##stem(float *y, int64_t ld_y, const void *panels, int64_t n_panels, int64_t K, \
                             const kvd_acts *a, int64_t T)                                         \
     {                                                                                             \
@@ -200,6 +198,28 @@ KVD__INLINE __m256 widen(const float_format f, const uint8_t *p)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p)), 16));
 }
 
+KVD__INLINE void load_chains(const kvd__tile *c, int64_t i, const int T, __m256 acc0[], __m256 acc1[])
+{
+    const float *y = c->y + KVD__PANEL_ROWS * i;
+    if (c->carry) {
+#define M(t) (acc0[t] = _mm256_loadu_ps(y + t * c->ld_y), acc1[t] = _mm256_loadu_ps(y + t * c->ld_y + 8))
+        EACH_TOKEN(T, M);
+#undef M
+    } else {
+#define M(t) acc0[t] = acc1[t] = _mm256_setzero_ps()
+        EACH_TOKEN(T, M);
+#undef M
+    }
+}
+
+KVD__INLINE void store_chains(const kvd__tile *c, int64_t i, const int T, const __m256 acc0[], const __m256 acc1[])
+{
+    float *y = c->y + KVD__PANEL_ROWS * i;
+#define M(t) (_mm256_storeu_ps(y + t * c->ld_y, acc0[t]), _mm256_storeu_ps(y + t * c->ld_y + 8, acc1[t]))
+    EACH_TOKEN(T, M);
+#undef M
+}
+
 KVD__INLINE void step_float(const float_format f, const uint8_t *p, const float *const x[2], int64_t ld, int at,
                             __m256 acc0[], __m256 acc1[], const int T)
 {
@@ -214,7 +234,7 @@ KVD__INLINE void step_float(const float_format f, const uint8_t *p, const float 
 #undef M
 }
 
-/* One panel, or two (a constant): below 4 tokens one does not fill the pipes. */
+/* One panel, or two (a constant): below 3 tokens one does not fill the pipes. */
 KVD__INLINE void panels_float(const float_format f, const kvd__tile *c, int64_t i, const bool two, const int T)
 {
     const int stride = KVD__PANEL_ROWS * float_bytes(f);
@@ -222,9 +242,9 @@ KVD__INLINE void panels_float(const float_format f, const kvd__tile *c, int64_t 
     const int64_t next = c->panel_bytes;
     KVD__ROWS(float, x, c->x, c->ld, T);
     __m256 a0[KVD__AVX2_TOKENS], a1[KVD__AVX2_TOKENS], b0[KVD__AVX2_TOKENS], b1[KVD__AVX2_TOKENS];
-    kvd__start(c, i, T, a0, a1);
+    load_chains(c, i, T, a0, a1);
     if (two)
-        kvd__start(c, i + 1, T, b0, b1);
+        load_chains(c, i + 1, T, b0, b1);
     for (int64_t k = 0; k < c->n_blocks; k++) {
         if (T == 1) {
             _mm_prefetch((const char *)p + KVD__PREFETCH_BYTES, _MM_HINT_T0);
@@ -237,15 +257,15 @@ KVD__INLINE void panels_float(const float_format f, const kvd__tile *c, int64_t 
         p += stride;
         KVD__ROWS_NEXT(x, 1);
     }
-    kvd__finish(c, i, T, a0, a1);
+    store_chains(c, i, T, a0, a1);
     if (two)
-        kvd__finish(c, i + 1, T, b0, b1);
+        store_chains(c, i + 1, T, b0, b1);
 }
 
 KVD__INLINE void tile_float(const float_format f, const kvd__tile *c, const int T)
 {
     int64_t i = 0;
-    if (T <= 3)
+    if (T <= 2)
         for (; i + 2 <= c->n_panels; i += 2)
             panels_float(f, c, i, true, T);
     for (; i < c->n_panels; i++)
@@ -258,12 +278,12 @@ KVD__INLINE void tile_float(const float_format f, const kvd__tile *c, const int 
 #define FLOAT_FORMATS(X) X(F32, f32) X(F16, f16) X(BF16, bf16)
 
 #define DEFINE_FLOAT(TYPE, stem)                                                                      \
-    KVD__1_TO_6(DEFINE_FLOAT_TILE, TYPE, stem)                                                        \
-    static kvd__tile_fn *const tiles_##stem[] = KVD__TILES_6(stem);                                   \
+    KVD__1_TO_5(DEFINE_FLOAT_TILE, TYPE, stem)                                                        \
+    static kvd__tile_fn *const tiles_##stem[] = KVD__TILES_5(stem);                                   \
     static void gemm_##stem(float *y, int64_t ld_y, const void *panels, int64_t n_panels, int64_t K,  \
                             const kvd_acts *a, int64_t T)                                             \
     {                                                                                                 \
-        kvd__gemm_walk_float(tiles_##stem, 6, float_bytes(TYPE), y, ld_y, panels, n_panels, K, a, T); \
+        kvd__gemm_walk_float(tiles_##stem, 5, float_bytes(TYPE), y, ld_y, panels, n_panels, K, a, T); \
     }
 FLOAT_FORMATS(DEFINE_FLOAT)
 

@@ -8,8 +8,8 @@
 
 #include "kern/x86/gemm_tiles.h"
 
-enum { KVD__AVX2_TOKENS = 6 }; /* two sums each, two weights, one activation: 15 registers */
-#define EACH_TOKEN KVD__EACH_6
+enum { KVD__AVX2_TOKENS = 5 }; /* two sums each, and what makes them: 15 registers */
+#define EACH_TOKEN KVD__EACH_5
 
 KVD__INLINE __m256i kvd__load(const void *p) { return _mm256_loadu_si256(p); }
 KVD__INLINE __m256 kvd__load_8_f16(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128(p)); }
@@ -34,26 +34,55 @@ KVD__INLINE __m256i kvd__bits(__m256i x, const int n, const int mask)
     return _mm256_and_si256(n ? _mm256_srli_epi16(x, n) : x, _mm256_set1_epi8((char)mask));
 }
 
-KVD__INLINE void kvd__start(const kvd__tile *c, int64_t i, const int T, __m256 acc0[], __m256 acc1[])
+/* The chains of a tile, [T][16], on the stack: a block's integer sums need the
+ * registers, and the chains are touched once a block. The array is passed
+ * through an empty asm so that compilers leave it there. */
+typedef struct kvd__chains {
+    _Alignas(32) float v[16 * KVD__AVX2_TOKENS];
+} kvd__chains;
+
+KVD__INLINE float *kvd__start(const kvd__tile *c, int64_t i, const int T, kvd__chains *chains)
 {
     const float *y = c->y + KVD__PANEL_ROWS * i;
-    if (c->carry) {
-#define M(t) (acc0[t] = _mm256_loadu_ps(y + t * c->ld_y), acc1[t] = _mm256_loadu_ps(y + t * c->ld_y + 8))
-        EACH_TOKEN(T, M);
-#undef M
-    } else {
-#define M(t) acc0[t] = acc1[t] = _mm256_setzero_ps()
-        EACH_TOKEN(T, M);
-#undef M
-    }
+    float *v = chains->v;
+    __asm__("" : "+r"(v) : : "memory");
+    for (int t = 0; t < T; t++)
+        if (c->carry)
+            memcpy(v + 16 * t, y + t * c->ld_y, 16 * sizeof *v);
+        else
+            memset(v + 16 * t, 0, 16 * sizeof *v);
+    return v;
 }
 
-KVD__INLINE void kvd__finish(const kvd__tile *c, int64_t i, const int T, const __m256 acc0[], const __m256 acc1[])
+KVD__INLINE void kvd__finish(const kvd__tile *c, int64_t i, const int T, const float *v)
 {
     float *y = c->y + KVD__PANEL_ROWS * i;
-#define M(t) (_mm256_storeu_ps(y + t * c->ld_y, acc0[t]), _mm256_storeu_ps(y + t * c->ld_y + 8, acc1[t]))
-    EACH_TOKEN(T, M);
-#undef M
+    for (int t = 0; t < T; t++)
+        memcpy(y + t * c->ld_y, v + 16 * t, 16 * sizeof *v);
+}
+
+/* The same address, but not known to be: what was read is read again, which is
+ * cheaper than a spill. */
+KVD__INLINE const uint8_t *kvd__reread(const uint8_t *p)
+{
+    __asm__("" : "+r"(p));
+    return p;
+}
+
+/* a + b, now: integer sums may be reordered, and both compilers then put all the
+ * products of a block first and spill them. The empty asm makes the sum opaque. */
+KVD__INLINE __m256i kvd__add_16(__m256i a, __m256i b)
+{
+    __m256i sum = _mm256_add_epi16(a, b);
+    __asm__("" : "+x"(sum));
+    return sum;
+}
+
+KVD__INLINE __m256i kvd__add_32(__m256i a, __m256i b)
+{
+    __m256i sum = _mm256_add_epi32(a, b);
+    __asm__("" : "+x"(sum));
+    return sum;
 }
 
 /* 16-bit sums of w (u8) . q of token t (s8), 4 k at `at`; first: instead of
@@ -65,8 +94,8 @@ KVD__INLINE void kvd__dot(__m256i sum0[], __m256i sum1[], __m256i w0, __m256i w1
     do {                                                                                          \
         const __m256i a = kvd__bcast(TOKEN_ROW(q, ld, t) + at);                                   \
         const __m256i v0 = _mm256_maddubs_epi16(w0, a), v1 = _mm256_maddubs_epi16(w1, a);         \
-        sum0[t] = first ? v0 : _mm256_add_epi16(sum0[t], v0);                                     \
-        sum1[t] = first ? v1 : _mm256_add_epi16(sum1[t], v1);                                     \
+        sum0[t] = first ? v0 : kvd__add_16(sum0[t], v0);                                     \
+        sum1[t] = first ? v1 : kvd__add_16(sum1[t], v1);                                     \
     } while (0)
     EACH_TOKEN(T, M);
 #undef M
@@ -83,8 +112,8 @@ KVD__INLINE void kvd__dot_signed(__m256i sum0[], __m256i sum1[], __m256i w0, __m
         const __m256i a = kvd__bcast(TOKEN_ROW(q, ld, t) + at);                                   \
         const __m256i v0 = _mm256_maddubs_epi16(abs0, _mm256_sign_epi8(a, w0));                   \
         const __m256i v1 = _mm256_maddubs_epi16(abs1, _mm256_sign_epi8(a, w1));                   \
-        sum0[t] = _mm256_add_epi32(sum0[t], _mm256_madd_epi16(v0, c0));                           \
-        sum1[t] = _mm256_add_epi32(sum1[t], _mm256_madd_epi16(v1, c1));                           \
+        sum0[t] = kvd__add_32(sum0[t], _mm256_madd_epi16(v0, c0));                           \
+        sum1[t] = kvd__add_32(sum1[t], _mm256_madd_epi16(v1, c1));                           \
     } while (0)
     EACH_TOKEN(T, M);
 #undef M

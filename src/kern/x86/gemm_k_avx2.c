@@ -96,13 +96,25 @@ static void scales_q6_k(scales *o, const uint8_t *p) { memcpy(o->sc, p + KVD__Q6
 
 static void scales_iq4_xs(scales *o, const uint8_t *p)
 {
-    uint16_t high[16];
-    memcpy(high, p + KVD__IQ4_XS_SCALES_H, sizeof high);
-    for (int j = 0; j < 8; j++)
-        for (int r = 0; r < 16; r++) {
-            const int low = p[KVD__IQ4_XS_SCALES_L + 16 * (j / 2) + r] >> (4 * (j % 2)) & 15;
-            o->sc[j][r] = (int8_t)((low | (high[r] >> (2 * j) & 3) << 4) - 32);
-        }
+    const __m128i nibble = _mm_set1_epi8(15), two_bits = _mm_set1_epi8(0x30), centre = _mm_set1_epi8(32);
+    const __m256i h = kvd__load(p + KVD__IQ4_XS_SCALES_H), byte = _mm256_set1_epi16(255);
+    /* the u16 of 16 rows as their low bytes (scales 0-3) and high bytes (4-7) */
+    const __m256i low_bytes = _mm256_and_si256(h, byte), high_bytes = _mm256_srli_epi16(h, 8);
+    const __m128i of_rows[2] = {
+        _mm_packus_epi16(_mm256_castsi256_si128(low_bytes), _mm256_extracti128_si256(low_bytes, 1)),
+        _mm_packus_epi16(_mm256_castsi256_si128(high_bytes), _mm256_extracti128_si256(high_bytes, 1)),
+    };
+    for (int i = 0; i < 4; i++) {
+        const __m128i l = _mm_loadu_si128((const void *)(p + KVD__IQ4_XS_SCALES_L + 16 * i));
+        /* bits 0 to 3 or 4 to 7 of these bytes are the high bits of scales 2i and 2i + 1 */
+        const __m128i high = of_rows[i / 2];
+        const __m128i even = i % 2 ? high : _mm_slli_epi16(high, 4);
+        const __m128i odd = i % 2 ? _mm_srli_epi16(high, 2) : _mm_slli_epi16(high, 2);
+        const __m128i a = _mm_or_si128(_mm_and_si128(l, nibble), _mm_and_si128(even, two_bits));
+        const __m128i b = _mm_or_si128(_mm_and_si128(_mm_srli_epi16(l, 4), nibble), _mm_and_si128(odd, two_bits));
+        _mm_store_si128((void *)o->sc[2 * i], _mm_sub_epi8(a, centre));
+        _mm_store_si128((void *)o->sc[2 * i + 1], _mm_sub_epi8(b, centre));
+    }
 }
 
 KVD__INLINE void unpack_scales(const format f, scales *o, const uint8_t *p)
@@ -225,8 +237,8 @@ KVD__INLINE void add_sub_block(const format f, const sub_block *sub, __m256i sc0
             EACH_TOKEN(T, WIDEN);                                                                         \
     } while (0)
 #define WIDEN(t)                                                               \
-    (S0[t] = _mm256_add_epi32(S0[t], _mm256_madd_epi16(sum0[t], sc0)),         \
-     S1[t] = _mm256_add_epi32(S1[t], _mm256_madd_epi16(sum1[t], sc1)))
+    (S0[t] = kvd__add_32(S0[t], _mm256_madd_epi16(sum0[t], sc0)),         \
+     S1[t] = kvd__add_32(S1[t], _mm256_madd_epi16(sum1[t], sc1)))
     GROUP(0);
     GROUP(1);
     GROUP(2);
@@ -251,8 +263,8 @@ KVD__INLINE void dot_sums(const int8_t v[][16], const int n, const int32_t *pair
 #define M(t)                                                                   \
     do {                                                                       \
         const __m256i s = kvd__bcast(pairs + t);                               \
-        o0[t] = _mm256_add_epi32(o0[t], _mm256_madd_epi16(v0, s));             \
-        o1[t] = _mm256_add_epi32(o1[t], _mm256_madd_epi16(v1, s));             \
+        o0[t] = kvd__add_32(o0[t], _mm256_madd_epi16(v0, s));             \
+        o1[t] = kvd__add_32(o1[t], _mm256_madd_epi16(v1, s));             \
     } while (0)
         EACH_TOKEN(T, M);
 #undef M
@@ -261,7 +273,7 @@ KVD__INLINE void dot_sums(const int8_t v[][16], const int n, const int32_t *pair
 
 /* One block's step for T tokens; q: their rows, at the block. side: [word][T]. */
 KVD__INLINE void step_256(const format f, const uint8_t *p, const int8_t *const q_block[2], int64_t ld,
-                          const int32_t *side, __m256 acc0[], __m256 acc1[], const int T)
+                          const int32_t *side, float *chains, const int T)
 {
     const int subs = n_subs(f);
     const int8_t *q[2] = {q_block[0], q_block[1]};
@@ -289,25 +301,23 @@ KVD__INLINE void step_256(const format f, const uint8_t *p, const int8_t *const 
 #undef M
     }
     const __m256 d0 = kvd__load_8_f16(p + d_of(f)), d1 = kvd__load_8_f16(p + d_of(f) + 16);
+    const __m256 m0 = has_min(f) ? kvd__load_8_f16(p + d_of(f) + 32) : d0;
+    const __m256 m1 = has_min(f) ? kvd__load_8_f16(p + d_of(f) + 48) : d1;
 #define M(t)                                                                                       \
     do {                                                                                           \
         const __m256 da = kvd__bcast_f32(side + t);                                                \
-        acc0[t] = _mm256_fmadd_ps(_mm256_mul_ps(d0, da), _mm256_cvtepi32_ps(S0[t]), acc0[t]);      \
-        acc1[t] = _mm256_fmadd_ps(_mm256_mul_ps(d1, da), _mm256_cvtepi32_ps(S1[t]), acc1[t]);      \
+        __m256 v0 = _mm256_load_ps(chains + 16 * t), v1 = _mm256_load_ps(chains + 16 * t + 8);     \
+        v0 = _mm256_fmadd_ps(_mm256_mul_ps(d0, da), _mm256_cvtepi32_ps(S0[t]), v0);                \
+        v1 = _mm256_fmadd_ps(_mm256_mul_ps(d1, da), _mm256_cvtepi32_ps(S1[t]), v1);                \
+        if (has_min(f)) {                                                                          \
+            v0 = _mm256_fnmadd_ps(_mm256_mul_ps(m0, da), _mm256_cvtepi32_ps(B0[t]), v0);           \
+            v1 = _mm256_fnmadd_ps(_mm256_mul_ps(m1, da), _mm256_cvtepi32_ps(B1[t]), v1);           \
+        }                                                                                          \
+        _mm256_store_ps(chains + 16 * t, v0);                                                      \
+        _mm256_store_ps(chains + 16 * t + 8, v1);                                                  \
     } while (0)
     EACH_TOKEN(T, M);
 #undef M
-    if (has_min(f)) {
-        const __m256 m0 = kvd__load_8_f16(p + d_of(f) + 32), m1 = kvd__load_8_f16(p + d_of(f) + 48);
-#define M(t)                                                                                       \
-    do {                                                                                           \
-        const __m256 da = kvd__bcast_f32(side + t);                                                \
-        acc0[t] = _mm256_fnmadd_ps(_mm256_mul_ps(m0, da), _mm256_cvtepi32_ps(B0[t]), acc0[t]);     \
-        acc1[t] = _mm256_fnmadd_ps(_mm256_mul_ps(m1, da), _mm256_cvtepi32_ps(B1[t]), acc1[t]);     \
-    } while (0)
-        EACH_TOKEN(T, M);
-#undef M
-    }
 }
 
 KVD__INLINE void tile_256(const format f, const kvd__tile *c, const int T)
@@ -317,15 +327,15 @@ KVD__INLINE void tile_256(const format f, const kvd__tile *c, const int T)
         const uint8_t *p = c->panels + i * c->panel_bytes;
         const int32_t *side = c->side;
         KVD__ROWS(int8_t, q, c->q, c->ld, T);
-        __m256 acc0[KVD__AVX2_TOKENS], acc1[KVD__AVX2_TOKENS];
-        kvd__start(c, i, T, acc0, acc1);
+        kvd__chains stack;
+        float *chains = kvd__start(c, i, T, &stack);
         for (int64_t b = 0; b < c->n_blocks; b++) {
-            step_256(f, p, q, c->ld, side, acc0, acc1, T);
+            step_256(f, p, q, c->ld, side, chains, T);
             p += stride_of(f);
             side += words * T;
             KVD__ROWS_NEXT(q, 256);
         }
-        kvd__finish(c, i, T, acc0, acc1);
+        kvd__finish(c, i, T, chains);
     }
 }
 
@@ -342,9 +352,9 @@ KVD__INLINE void tile_256(const format f, const kvd__tile *c, const int T)
     X(IQ4_XS, iq4_xs, KVD__SIDE_BIAS)
 
 #define DEFINE(TYPE, stem, side)                                                                  \
-    KVD__1_TO_6(DEFINE_TILE, TYPE, stem)                                                          \
-    static kvd__tile_fn *const tiles_##stem[] = KVD__TILES_6(stem);                               \
-    static const kvd__walk walk_##stem = {tiles_##stem, 6, KVD__##TYPE##_STRIDE, 256, side, 0};   \
+    KVD__1_TO_5(DEFINE_TILE, TYPE, stem)                                                          \
+    static kvd__tile_fn *const tiles_##stem[] = KVD__TILES_5(stem);                               \
+    static const kvd__walk walk_##stem = {tiles_##stem, 5, KVD__##TYPE##_STRIDE, 256, side, 0};   \
     static void gemm_##stem(float *y, int64_t ld_y, const void *panels, int64_t n_panels, int64_t K, \
                             const kvd_acts *a, int64_t T)                                         \
     {                                                                                             \

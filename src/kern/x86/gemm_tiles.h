@@ -1,6 +1,6 @@
 /* kern/x86, internal: how the x86 matrix products walk their operands.
  *
- * A *tile* is a few tokens (6 or 12 at most) that share each unpacked weight. Tile
+ * A *tile* is a few tokens (5 or 12 at most) that share each unpacked weight. Tile
  * functions are instantiated for every token count, so that sums live in
  * registers; EACH_TOKEN writes a statement out for each token with a literal
  * index, which gcc and clang both turn into registers.
@@ -22,9 +22,9 @@
 
 #define KVD__INLINE static inline __attribute__((always_inline))
 
-/* M(0) .. M(T-1), each M a statement; T a constant of at most 6 or 12. The ISA's
+/* M(0) .. M(T-1), each M a statement; T a constant of at most 5 or 12. The ISA's
  * header picks one as EACH_TOKEN. */
-#define KVD__EACH_6(T, M)                                                      \
+#define KVD__EACH_5(T, M)                                                      \
     do {                                                                       \
         M(0);                                                                  \
         if ((T) > 1)                                                           \
@@ -35,12 +35,12 @@
             M(3);                                                              \
         if ((T) > 4)                                                           \
             M(4);                                                              \
-        if ((T) > 5)                                                           \
-            M(5);                                                              \
     } while (0)
 #define KVD__EACH_12(T, M)                                                     \
     do {                                                                       \
-        KVD__EACH_6(T, M);                                                     \
+        KVD__EACH_5(T, M);                                                     \
+        if ((T) > 5)                                                           \
+            M(5);                                                              \
         if ((T) > 6)                                                           \
             M(6);                                                              \
         if ((T) > 7)                                                           \
@@ -55,13 +55,13 @@
             M(11);                                                             \
     } while (0)
 
-/* M(a, b, 1) .. M(a, b, 6) or 12: a definition for each token count; and the
+/* M(a, b, 1) .. M(a, b, 5) or 12: a definition for each token count; and the
  * table of tile functions that they defined. */
-#define KVD__1_TO_6(M, a, b) M(a, b, 1) M(a, b, 2) M(a, b, 3) M(a, b, 4) M(a, b, 5) M(a, b, 6)
+#define KVD__1_TO_5(M, a, b) M(a, b, 1) M(a, b, 2) M(a, b, 3) M(a, b, 4) M(a, b, 5)
 #define KVD__1_TO_12(M, a, b)                                                  \
-    KVD__1_TO_6(M, a, b)                                                       \
-    M(a, b, 7) M(a, b, 8) M(a, b, 9) M(a, b, 10) M(a, b, 11) M(a, b, 12)
-#define KVD__TILES_6(s) {0, tile_##s##_1, tile_##s##_2, tile_##s##_3, tile_##s##_4, tile_##s##_5, tile_##s##_6}
+    KVD__1_TO_5(M, a, b)                                                       \
+    M(a, b, 6) M(a, b, 7) M(a, b, 8) M(a, b, 9) M(a, b, 10) M(a, b, 11) M(a, b, 12)
+#define KVD__TILES_5(s) {0, tile_##s##_1, tile_##s##_2, tile_##s##_3, tile_##s##_4, tile_##s##_5}
 #define KVD__TILES_12(s)                                                                                  \
     {0, tile_##s##_1, tile_##s##_2, tile_##s##_3, tile_##s##_4, tile_##s##_5, tile_##s##_6, tile_##s##_7, \
      tile_##s##_8, tile_##s##_9, tile_##s##_10, tile_##s##_11, tile_##s##_12}
