@@ -17,6 +17,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <termios.h>
 #include <unistd.h>
 #include <wchar.h>
 #ifdef KVD_HAVE_EDITLINE
@@ -47,6 +48,22 @@ struct liner {
 
 static volatile sig_atomic_t stop_asked, terminate_asked, answering, resized, continued;
 
+/* What is typed during an answer is kept for the next line, and shown there. */
+static struct termios echoing;
+static volatile sig_atomic_t silenced;
+
+static void silence(bool on)
+{
+    if (on && isatty(STDIN_FILENO) && !tcgetattr(STDIN_FILENO, &echoing) && echoing.c_lflag & ECHO) {
+        struct termios t = echoing;
+        t.c_lflag &= ~(tcflag_t)ECHO;
+        silenced = !tcsetattr(STDIN_FILENO, TCSANOW, &t);
+    } else if (!on && silenced) {
+        tcsetattr(STDIN_FILENO, TCSANOW, &echoing);
+        silenced = 0;
+    }
+}
+
 static void on_signal(int sig)
 {
     if (sig == SIGWINCH)
@@ -54,8 +71,10 @@ static void on_signal(int sig)
     else if (sig == SIGCONT)
         continued = 1;
     else {
-        if (answering && stop_asked)
+        if (answering && stop_asked) {
+            silence(false);
             _exit(EXIT_INTERRUPTED);
+        }
         stop_asked = 1;
         if (sig == SIGTERM)
             terminate_asked = 1;
@@ -73,11 +92,16 @@ static void catch_signals(void)
         sigaction(handled[i], &sa, NULL);
 }
 
-void line_answer_begin(void) { answering = 1; }
+void line_answer_begin(void)
+{
+    silence(true);
+    answering = 1;
+}
 
 void line_answer_end(void)
 {
     answering = 0;
+    silence(false);
     if (!terminate_asked)
         stop_asked = 0;
 }
@@ -202,7 +226,10 @@ static int el_character(EditLine *el, wchar_t *out)
         if (k == (size_t)-1) /* no character of this locale: left out */
             l->decoding = (mbstate_t){0};
     }
-    errno = EINTR;
+    if (stop_asked) { /* as if by Enter: the cursor leaves the line at its end */
+        *out = L'\n';
+        return 1;
+    }
     return l->end ? 0 : -1;
 }
 
@@ -262,12 +289,14 @@ static void close_editor(liner *l)
         history_end(l->history);
 }
 
+static bool is_edited(const liner *l) { return l->el != NULL; }
 static bool next_line(liner *l) { return l->el ? edited_line(l) : plain_line(l); }
 
 #else
 static void remember(liner *l) { (void)l; }
 static void open_editor(liner *l) { (void)l; }
 static void close_editor(liner *l) { (void)l; }
+static bool is_edited(const liner *l) { (void)l; return false; }
 static bool next_line(liner *l) { return plain_line(l); }
 #endif
 
@@ -288,8 +317,8 @@ line_status line_read(liner *l, const char **text, size_t *n)
         if (l->failed)
             return LINE_ERROR;
         if (stop_asked) {
-            if (l->out)
-                fputs("^C\n", l->out);
+            if (l->out && !is_edited(l))
+                fputc('\n', l->out);
             stop_asked = 0;
             return terminate_asked ? LINE_TERMINATE : LINE_INTERRUPT;
         }

@@ -272,10 +272,10 @@ int talk_say(talk *t, const char *message, kvd_token_fn on_token, kvd_progress_f
 {
     kvd_error err = {0};
     char *text = NULL;
-    size_t n_text;
+    size_t n_text = 0;
     int32_t *ids = NULL;
-    int64_t n, n_marks;
-    bool clamped;
+    int64_t n = 0, n_marks = 0;
+    bool clamped = false;
     *cost = (talk_cost){0};
     int code = push_turn(t, "user", strdup(message));
     if (code)

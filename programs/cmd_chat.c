@@ -55,10 +55,9 @@ static void print_stats(const chat *k)
     const talk_cost *c = &k->cost;
     kvd_session_stats st;
     kvd_session_get_stats(talk_session(k->talk), &st);
-    fprintf(stderr, "kvd: %lld tokens (%s) at %.1f/s; prompt %lld new at %.1f/s, %lld kept; %lld resident, %lld evicted, %lld recomputed\n",
-            (long long)c->answer_tokens, kvd_stop_reason_name(c->context_full ? KVD_STOP_CONTEXT : c->stop),
-            rate(c->answer_tokens > 0 ? c->answer_tokens - 1 : 0, c->decode_s), (long long)c->new_tokens,
-            rate(c->new_tokens, c->prefill_s), (long long)c->kept_tokens, (long long)st.resident_tokens,
+    fprintf(stderr, "kvd: %lld tokens, %.1f/s; prompt %lld new + %lld kept, %.1f/s; %lld resident, %lld evicted, %lld recomputed\n",
+            (long long)c->answer_tokens, rate(c->answer_tokens - 1, c->decode_s), (long long)c->new_tokens,
+            (long long)c->kept_tokens, rate(c->new_tokens, c->prefill_s), (long long)st.resident_tokens,
             (long long)st.evicted_tokens, (long long)c->recomputed_tokens);
 }
 
