@@ -13,7 +13,7 @@ BUDGET = "1M"
 
 
 def run(kvd, model, case, *options):
-    command = [kvd, "run", "-m", model, *case["args"], "--json", "--receipt", *options]
+    command = [kvd, "run", "-m", model, *case["args"], "--json", "--receipt", "--quiet", *options]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     if done.returncode:
         print("demo: failed:", " ".join(command), file=sys.stderr)
