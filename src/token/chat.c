@@ -55,52 +55,110 @@ static const char *find(view v, const char *what)
 
 static bool has(view v, const char *what) { return find(v, what) != NULL; }
 
-/* Is a system prompt written out in the template: the words <|im_start|>system,
- * an end of line, and then not the end of the string? */
+/* The end of what begins at p, or NULL. An end of line in it may be one or be
+ * written \n, and either quote will do: both depend on how the file came to be. */
+static const char *match_phrase(const char *p, const char *end, const char *phrase)
+{
+    for (; *phrase; phrase++) {
+        if (p == end)
+            return NULL;
+        if (*phrase == '\n' && *p == '\\' && end - p > 1 && p[1] == 'n')
+            p += 2;
+        else if (*p == *phrase || (*phrase == '\'' && *p == '"'))
+            p++;
+        else
+            return NULL;
+    }
+    return p;
+}
+
+static const char *find_phrase(view v, const char *phrase)
+{
+    for (const char *p = v.data, *end = p + v.n, *after; p < end; p++)
+        if ((after = match_phrase(p, end, phrase)) != NULL)
+            return after;
+    return NULL;
+}
+
+/* Does the template write out a system prompt: the words <|im_start|>system, an
+ * end of line, and then not the end of the string? */
 static bool chatml_has_default(view v)
 {
-    static const char opening[] = "<|im_start|>system";
-    for (const char *p; (p = find(v, opening)) != NULL;) {
-        p += sizeof opening - 1;
+    for (const char *p; (p = find_phrase(v, "<|im_start|>system\n")) != NULL;) {
         v = (view){p, v.n - (size_t)(p - v.data)};
-        size_t skip = v.n > 0 && v.data[0] == '\n' ? 1 : v.n > 1 && v.data[0] == '\\' && v.data[1] == 'n' ? 2 : 0;
-        if (skip && v.n > skip && v.data[skip] != '\'' && v.data[skip] != '"')
+        if (v.n && *p != '\'' && *p != '"')
             return true;
     }
     return false;
 }
 
-static kvd_chat detect_chatml(view v)
-{
-    if (has(v, "<|im_sep|>") || !has(v, "<|im_end|>"))
-        return KVD_CHAT_NONE;
-    if (has(v, "SmolLM"))
-        return has(v, "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>") ? KVD_CHAT_SMOLLM2
-                                                                                                 : KVD_CHAT_NONE;
-    if (has(v, "<think>"))
-        return has(v, "enable_thinking is false") && has(v, "ns.last_query_index") ? KVD_CHAT_QWEN3 : KVD_CHAT_NONE;
-    if (has(v, "system\\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>"))
-        return KVD_CHAT_QWEN25;
-    return chatml_has_default(v) ? KVD_CHAT_NONE : KVD_CHAT_CHATML;
-}
+/* What a template must say, and what it must not. The phrases hold what is put
+ * around the contents, so a template that has them all does what is done below;
+ * the words that it lacks are those of relatives that do something else. The
+ * first that fits is it. */
+static const struct {
+    kvd_chat chat;
+    const char *has[4], *lacks[6];
+} signatures[] = {
+    {KVD_CHAT_SMOLLM2,
+     {"<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n",
+      "'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>'"},
+     {"tools", "<think>"}},
+    {KVD_CHAT_QWEN25,
+     {"<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n",
+      "'<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n'"},
+     {"<think>"}},
+    {KVD_CHAT_QWEN3,
+     {"<|im_start|>", "enable_thinking is defined and enable_thinking is false", "ns.last_query_index",
+      "'<think>\n\n</think>\n\n'"},
+     {"'<think>\n' }}", "SmolLM"}},
+    {KVD_CHAT_CHATML, {"<|im_start|>", "<|im_end|>"}, {"<|im_sep|>", "<think>", "tools", "trim", "strip(", "bos_token"}},
+    {KVD_CHAT_DEEPSEEK_R1, {"{{'<｜User｜>' + message['content']}}", "{{'<｜Assistant｜><think>\n'}}"}, {NULL}},
+    {KVD_CHAT_LLAMA31,
+     {"<|start_header_id|>system<|end_header_id|>\n\n", "'Cutting Knowledge Date: December 2023\n'",
+      "'Today Date: ' + date_string + '\n\n'", "message['content'] | trim + '<|eot_id|>'"},
+     {NULL}},
+    {KVD_CHAT_LLAMA3,
+     {"'<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>'"},
+     {"tools", "functions"}},
+    {KVD_CHAT_GEMMA, {"'<start_of_turn>' + role + '\n'", "'model'", "| trim", "<end_of_turn>\n'"}, {"tools"}},
+    {KVD_CHAT_LLAMA2,
+     {"'<<SYS>>\n' + system_message + '\n<</SYS>>\n\n' + message['content']", "bos_token + '[INST] ' + content",
+      "+ ' ' + eos_token", "system_message = false"},
+     {"<<SYS>>' in", "<<SYS>>' not in"}},
+    {KVD_CHAT_MISTRAL,
+     {"'[INST]' + system_message + '\n\n' + message['content'] + '[/INST]'", "'[INST]' + message['content'] + '[/INST]'",
+      "{{- message['content'] + eos_token}}", "loop.last and system_message is defined"},
+     {NULL}},
+    {KVD_CHAT_MISTRAL_V3,
+     {"'[INST] ' + system_message + '\n\n' + message['content'] + '[/INST]'", "'[INST] ' + message['content'] + '[/INST]'",
+      "{{- ' ' + message['content']|trim + eos_token}}", "loop.last and system_message is defined"},
+     {NULL}},
+    {KVD_CHAT_MISTRAL_V2,
+     {"' [INST] ' + system_message + '\n\n' + message['content'] + ' [/INST]'",
+      "' [INST] ' + message['content'] + ' [/INST]'", "{{- ' ' + message['content'] + eos_token}}",
+      "loop.first and system_message is defined"},
+     {NULL}},
+    {KVD_CHAT_MISTRAL_V1,
+     {"{{ bos_token }}", "{{ '[INST] ' + message['content'] + ' [/INST]' }}", "{{ message['content'] + eos_token}}",
+      "raise_exception"},
+     {"system"}},
+};
 
 kvd_chat kvd__chat_detect(const char *template_text, size_t n)
 {
     view v = {template_text, n};
-    if (has(v, "<|im_start|>"))
-        return detect_chatml(v);
-    if (has(v, "<｜User｜>") && has(v, "<｜Assistant｜><think>"))
-        return KVD_CHAT_DEEPSEEK_R1;
-    if (has(v, "<|start_header_id|>") && has(v, "<|eot_id|>"))
-        return has(v, "Cutting Knowledge Date: December 2023") ? KVD_CHAT_LLAMA31 : KVD_CHAT_LLAMA3;
-    if (has(v, "<start_of_turn>") && has(v, "model"))
-        return KVD_CHAT_GEMMA;
-    if (has(v, "[INST]") && has(v, "<<SYS>>"))
-        return KVD_CHAT_LLAMA2;
-    if (has(v, "[SYSTEM_PROMPT]"))
-        return KVD_CHAT_NONE;
-    if (has(v, "\"[INST]\" + ") && has(v, "[AVAILABLE_TOOLS]["))
-        return KVD_CHAT_MISTRAL;
+    for (size_t i = 0; i < sizeof signatures / sizeof signatures[0]; i++) {
+        bool fits = true;
+        for (size_t k = 0; fits && k < 4 && signatures[i].has[k]; k++)
+            fits = find_phrase(v, signatures[i].has[k]);
+        for (size_t k = 0; fits && k < 6 && signatures[i].lacks[k]; k++)
+            fits = !find_phrase(v, signatures[i].lacks[k]);
+        if (fits && signatures[i].chat == KVD_CHAT_CHATML && chatml_has_default(v))
+            fits = false;
+        if (fits)
+            return signatures[i].chat;
+    }
     return KVD_CHAT_NONE;
 }
 
@@ -371,24 +429,39 @@ static void render_gemma(text *t, const talk *k)
         puts_(t, "<start_of_turn>model\n");
 }
 
-static void render_mistral(text *t, const talk *k)
+/* Four ways with spaces. The system prompt goes into the first question or the
+ * last one, or is refused. */
+static const struct {
+    const char *question, *question_end, *answer;
+    bool trim_answer;
+    enum { SYSTEM_LAST, SYSTEM_FIRST, SYSTEM_REFUSED } system;
+} mistrals[] = {
+    [KVD_CHAT_MISTRAL - KVD_CHAT_MISTRAL] = {"[INST]", "[/INST]", "", false, SYSTEM_LAST},
+    [KVD_CHAT_MISTRAL_V1 - KVD_CHAT_MISTRAL] = {"[INST] ", " [/INST]", "", false, SYSTEM_REFUSED},
+    [KVD_CHAT_MISTRAL_V2 - KVD_CHAT_MISTRAL] = {" [INST] ", " [/INST]", " ", false, SYSTEM_FIRST},
+    [KVD_CHAT_MISTRAL_V3 - KVD_CHAT_MISTRAL] = {"[INST] ", "[/INST]", " ", true, SYSTEM_LAST},
+};
+
+static void render_mistral(text *t, const talk *k, int version)
 {
-    int64_t first = is_role(&k->m[0], "system");
+    int64_t first = mistrals[version].system != SYSTEM_REFUSED && is_role(&k->m[0], "system");
     if (check_turns(t, k, first))
         return;
     for (int64_t i = first; i < k->n; i++) {
+        view content = str(k->m[i].content);
         if (is_role(&k->m[i], "assistant")) {
-            puts_(t, k->m[i].content);
+            puts_(t, mistrals[version].answer);
+            put(t, mistrals[version].trim_answer ? trim(content) : content);
             puts_(t, "</s>");
             continue;
         }
-        puts_(t, "[INST]");
-        if (first && i == k->n - 1) {
+        puts_(t, mistrals[version].question);
+        if (first && i == (mistrals[version].system == SYSTEM_LAST ? k->n - 1 : first)) {
             puts_(t, k->m[0].content);
             puts_(t, "\n\n");
         }
-        puts_(t, k->m[i].content);
-        puts_(t, "[/INST]");
+        put(t, content);
+        puts_(t, mistrals[version].question_end);
     }
 }
 
@@ -421,7 +494,10 @@ static void render(text *t, kvd_chat c, const talk *k)
         render_gemma(t, k);
         break;
     case KVD_CHAT_MISTRAL:
-        render_mistral(t, k);
+    case KVD_CHAT_MISTRAL_V1:
+    case KVD_CHAT_MISTRAL_V2:
+    case KVD_CHAT_MISTRAL_V3:
+        render_mistral(t, k, (int)c - KVD_CHAT_MISTRAL);
         break;
     default:
         t->rc = kvd__fail(t->err, KVD_E_ARG, "no chat template");

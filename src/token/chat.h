@@ -16,7 +16,10 @@
     X(LLAMA3, "llama3")                                                        \
     X(LLAMA31, "llama3.1")                                                     \
     X(GEMMA, "gemma")                                                          \
-    X(MISTRAL, "mistral")
+    X(MISTRAL, "mistral")                                                      \
+    X(MISTRAL_V1, "mistral-v1")                                                \
+    X(MISTRAL_V2, "mistral-v2")                                                \
+    X(MISTRAL_V3, "mistral-v3")
 
 typedef enum kvd_chat {
     KVD_CHAT_NONE = -1,

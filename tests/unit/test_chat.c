@@ -109,6 +109,11 @@ static void test_gemma_and_mistral(void **state)
     expect(KVD_CHAT_MISTRAL, talk, N(talk), true, true, "[INST]Hi\n[/INST] Hello </s>[INST]Bye[/INST]");
     expect(KVD_CHAT_MISTRAL, sys_talk, N(sys_talk), true, true,
            "[INST]Hi\n[/INST] Hello </s>[INST] Be brief. \n\nBye[/INST]");
+    expect(KVD_CHAT_MISTRAL_V1, talk, N(talk), true, true, "[INST] Hi\n [/INST] Hello </s>[INST] Bye [/INST]");
+    expect(KVD_CHAT_MISTRAL_V2, sys_talk, N(sys_talk), true, true,
+           " [INST]  Be brief. \n\nHi\n [/INST]  Hello </s> [INST] Bye [/INST]");
+    expect(KVD_CHAT_MISTRAL_V3, sys_talk, N(sys_talk), true, true,
+           "[INST] Hi\n[/INST] Hello</s>[INST]  Be brief. \n\nBye[/INST]");
 }
 
 static void test_refusals(void **state)
@@ -124,6 +129,7 @@ static void test_refusals(void **state)
         assert_int_equal(kvd__chat_render(turns[i], twice, 2, true, true, &ledger, &out, &n, &err), KVD_E_ARG);
         assert_int_equal(kvd__chat_render(turns[i], late_system, 2, true, true, &ledger, &out, &n, &err), KVD_E_ARG);
     }
+    assert_int_equal(kvd__chat_render(KVD_CHAT_MISTRAL_V1, sys_talk, 2, true, true, &ledger, &out, &n, &err), KVD_E_ARG);
     assert_int_equal(kvd__chat_render(KVD_CHAT_CHATML, tool, 1, true, true, &ledger, &out, &n, &err), KVD_E_ARG);
     assert_int_equal(kvd__chat_render(KVD_CHAT_CHATML, null, 1, true, true, &ledger, &out, &n, &err), KVD_E_ARG);
     assert_int_equal(kvd__chat_render(KVD_CHAT_CHATML, tool, 0, true, true, &ledger, &out, &n, &err), KVD_E_ARG);
@@ -149,17 +155,24 @@ static void test_detection(void **state)
     } cases[] = {
         {"{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>'}}", KVD_CHAT_CHATML},
         {"{{'<|im_start|>system\\n' + x + '<|im_end|>'}}", KVD_CHAT_CHATML},
-        {"{{'<|im_start|>system\nBe good.<|im_end|>'}}", KVD_CHAT_NONE},   /* a default of its own */
+        {"{{'<|im_start|>system\nBe good.<|im_end|>'}}", KVD_CHAT_NONE}, /* a default of its own */
         {"{{'<|im_start|>system\\nBe good.<|im_end|>'}}", KVD_CHAT_NONE},
         {"<|im_start|><|im_sep|><|im_end|>", KVD_CHAT_NONE},
-        {"<|im_start|>assistant\\n<think>\\n<|im_end|>", KVD_CHAT_NONE},    /* always thinks */
-        {"<|im_start|><|im_end|> named SmolLM, and other words", KVD_CHAT_NONE},
+        {"<|im_start|>assistant\\n<think>\\n<|im_end|>", KVD_CHAT_NONE}, /* always thinks */
+        {"<|im_start|><|im_end|>{% if tools %}", KVD_CHAT_NONE},
         {"<|im_start|>", KVD_CHAT_NONE},
-        {"<|start_header_id|>..<|eot_id|>", KVD_CHAT_LLAMA3},
-        {"<|start_header_id|>..<|eot_id|>Cutting Knowledge Date: December 2023", KVD_CHAT_LLAMA31},
-        {"'<start_of_turn>' .. 'model'", KVD_CHAT_GEMMA},
-        {"[INST] <<SYS>>", KVD_CHAT_LLAMA2},
-        {"[INST] [/INST]", KVD_CHAT_NONE},
+        {"'<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>'",
+         KVD_CHAT_LLAMA3},
+        {"'<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + '<|eot_id|>' tools",
+         KVD_CHAT_NONE},
+        {"'<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' .. 'model'", KVD_CHAT_GEMMA},
+        {"\"<start_of_turn>\" + role + \"\\n\" .. | trim .. '<end_of_turn>\\n' .. \"model\"", KVD_CHAT_GEMMA},
+        {"[INST] <<SYS>>", KVD_CHAT_NONE},
+        {"{{ bos_token }}{{ '[INST] ' + message['content'] + ' [/INST]' }}{{ message['content'] + eos_token}} raise_exception(",
+         KVD_CHAT_MISTRAL_V1},
+        {"{{ bos_token }}{{ '[INST] ' + message['content'] + ' [/INST]' }}{{ message['content'] + eos_token + ' '}} raise_exception(",
+         KVD_CHAT_NONE},
+        {"\\", KVD_CHAT_NONE},
         {"### Instruction:", KVD_CHAT_NONE},
         {"", KVD_CHAT_NONE},
     };
