@@ -80,6 +80,8 @@ typedef struct block_32 {
     float d[ROWS], m[ROWS];
 } block_32;
 
+typedef void unpack_32_fn(block_32 *o, const uint8_t *p);
+
 static void unpack_q4_0(block_32 *o, const uint8_t *p)
 {
     put_nibbles(o->w, p, 4);
@@ -132,6 +134,8 @@ typedef struct block_256 {
     int sc[16][ROWS], mn[16][ROWS];
     float d[ROWS], dmin[ROWS];
 } block_256;
+
+typedef void unpack_256_fn(block_256 *o, const uint8_t *p);
 
 /* 2 bits of each of 64 k-groups, from the 16 k-vectors of Q2_K, Q3_K and Q6_K. */
 static inline void put_pairs(int16_t w[][ROWS], const uint8_t *qs, int to)
@@ -320,7 +324,7 @@ static void gemm_float(widen_fn *widen, int elem_bytes, float *y, int64_t ld_y, 
         }
 }
 
-static void gemm_32(void (*unpack)(block_32 *, const uint8_t *), int64_t stride, bool has_min, float *y, int64_t ld_y,
+static void gemm_32(unpack_32_fn *unpack, int64_t stride, bool has_min, float *y, int64_t ld_y,
                     const void *panels, int64_t n_panels, int64_t K, const kvd_acts *a, int64_t T)
 {
     const int64_t n_blocks = K / 32;
@@ -339,7 +343,7 @@ static void gemm_32(void (*unpack)(block_32 *, const uint8_t *), int64_t stride,
         }
 }
 
-static void gemm_256(void (*unpack)(block_256 *, const uint8_t *), int64_t stride, bool has_min, float *y,
+static void gemm_256(unpack_256_fn *unpack, int64_t stride, bool has_min, float *y,
                      int64_t ld_y, const void *panels, int64_t n_panels, int64_t K, const kvd_acts *a, int64_t T)
 {
     const int64_t n_blocks = K / 256;
@@ -361,18 +365,36 @@ static void gemm_256(void (*unpack)(block_256 *, const uint8_t *), int64_t strid
 
 /* ---- a panel as f32 ------------------------------------------------------- */
 
-/* By the definition: row after row, as the format says. */
-static void dequant_panel(kvd_dtype t, float *dst, const void *panel, int64_t K)
+static void dequant_float(widen_fn *widen, int elem_bytes, float *dst, const void *panel, int64_t K)
 {
-    float row[256];
-    for (int64_t k = 0, n; k < K; k += n) {
-        n = K - k < 256 ? K - k : 256;
-        const uint8_t *from = (const uint8_t *)panel + kvd__panel_bytes(t, k);
-        EACH_ROW {
-            kvd__panel_dequant_row(t, from, r, n, row);
-            for (int64_t i = 0; i < n; i++)
-                dst[(k + i) * ROWS + r] = row[i];
-        }
+    for (int64_t k = 0; k < K; k++)
+        widen((const uint8_t *)panel + k * ROWS * elem_bytes, dst + k * ROWS);
+}
+
+static void dequant_32(unpack_32_fn *unpack, int64_t stride, bool has_min, float *dst, const void *panel, int64_t K)
+{
+    for (int64_t b = 0; b < K / 32; b++) {
+        block_32 block = {0};
+        unpack(&block, (const uint8_t *)panel + b * stride);
+        for (int k = 0; k < 32; k++, dst += ROWS)
+            EACH_ROW {
+                const float q = (float)block.w[k][r];
+                dst[r] = has_min ? kvd__fmaf(block.d[r], q, block.m[r]) : block.d[r] * q;
+            }
+    }
+}
+
+static void dequant_256(unpack_256_fn *unpack, int64_t stride, bool has_min, float *dst, const void *panel, int64_t K)
+{
+    for (int64_t b = 0; b < K / 256; b++) {
+        block_256 block;
+        memset(block.w, 0, sizeof block.w);
+        unpack(&block, (const uint8_t *)panel + b * stride);
+        for (int k = 0; k < 256; k++, dst += ROWS)
+            EACH_ROW {
+                const float q = (float)block.w[k][r], dl = block.d[r] * (float)block.sc[k / 16][r];
+                dst[r] = has_min ? kvd__fmaf(dl, q, -(block.dmin[r] * (float)block.mn[k / 16][r])) : dl * q;
+            }
     }
 }
 
@@ -437,33 +459,33 @@ static int quant_q8_256(const float *x, int64_t K, int8_t *q, float *d, int32_t 
 
 /* ---- the table ------------------------------------------------------------ */
 
-/* X(TYPE, stem, driver, its leading arguments) */
+/* X(TYPE, stem, family, leading arguments of the family's functions) */
 #define TYPES(X)                                                               \
-    X(F32, f32, gemm_float, widen_f32, 4)                                      \
-    X(F16, f16, gemm_float, widen_f16, 2)                                      \
-    X(BF16, bf16, gemm_float, widen_bf16, 2)                                   \
-    X(Q4_0, q4_0, gemm_32, unpack_q4_0, KVD__Q4_0_STRIDE, false)               \
-    X(Q4_1, q4_1, gemm_32, unpack_q4_1, KVD__Q4_1_STRIDE, true)                \
-    X(Q5_0, q5_0, gemm_32, unpack_q5_0, KVD__Q5_0_STRIDE, false)               \
-    X(Q5_1, q5_1, gemm_32, unpack_q5_1, KVD__Q5_1_STRIDE, true)                \
-    X(Q8_0, q8_0, gemm_32, unpack_q8_0, KVD__Q8_0_STRIDE, false)               \
-    X(IQ4_NL, iq4_nl, gemm_32, unpack_iq4_nl, KVD__Q4_0_STRIDE, false)         \
-    X(Q2_K, q2_k, gemm_256, unpack_q2_k, KVD__Q2_K_STRIDE, true)               \
-    X(Q3_K, q3_k, gemm_256, unpack_q3_k, KVD__Q3_K_STRIDE, false)              \
-    X(Q4_K, q4_k, gemm_256, unpack_q4_k, KVD__Q4_K_STRIDE, true)               \
-    X(Q5_K, q5_k, gemm_256, unpack_q5_k, KVD__Q5_K_STRIDE, true)               \
-    X(Q6_K, q6_k, gemm_256, unpack_q6_k, KVD__Q6_K_STRIDE, false)              \
-    X(IQ4_XS, iq4_xs, gemm_256, unpack_iq4_xs, KVD__IQ4_XS_STRIDE, false)
+    X(F32, f32, float, widen_f32, 4)                                           \
+    X(F16, f16, float, widen_f16, 2)                                           \
+    X(BF16, bf16, float, widen_bf16, 2)                                        \
+    X(Q4_0, q4_0, 32, unpack_q4_0, KVD__Q4_0_STRIDE, false)                    \
+    X(Q4_1, q4_1, 32, unpack_q4_1, KVD__Q4_1_STRIDE, true)                     \
+    X(Q5_0, q5_0, 32, unpack_q5_0, KVD__Q5_0_STRIDE, false)                    \
+    X(Q5_1, q5_1, 32, unpack_q5_1, KVD__Q5_1_STRIDE, true)                     \
+    X(Q8_0, q8_0, 32, unpack_q8_0, KVD__Q8_0_STRIDE, false)                    \
+    X(IQ4_NL, iq4_nl, 32, unpack_iq4_nl, KVD__Q4_0_STRIDE, false)              \
+    X(Q2_K, q2_k, 256, unpack_q2_k, KVD__Q2_K_STRIDE, true)                    \
+    X(Q3_K, q3_k, 256, unpack_q3_k, KVD__Q3_K_STRIDE, false)                   \
+    X(Q4_K, q4_k, 256, unpack_q4_k, KVD__Q4_K_STRIDE, true)                    \
+    X(Q5_K, q5_k, 256, unpack_q5_k, KVD__Q5_K_STRIDE, true)                    \
+    X(Q6_K, q6_k, 256, unpack_q6_k, KVD__Q6_K_STRIDE, false)                   \
+    X(IQ4_XS, iq4_xs, 256, unpack_iq4_xs, KVD__IQ4_XS_STRIDE, false)
 
-#define DEFINE(TYPE, stem, driver, ...)                                                                       \
+#define DEFINE(TYPE, stem, family, ...)                                                                       \
     static void gemm_##stem(float *y, int64_t ld_y, const void *panels, int64_t n_panels, int64_t K,          \
                             const kvd_acts *a, int64_t T)                                                     \
     {                                                                                                         \
-        driver(__VA_ARGS__, y, ld_y, panels, n_panels, K, a, T);                                              \
+        gemm_##family(__VA_ARGS__, y, ld_y, panels, n_panels, K, a, T);                                       \
     }                                                                                                         \
     static void dequant_panel_##stem(float *dst, const void *panel, int64_t K)                                \
     {                                                                                                         \
-        dequant_panel(KVD_##TYPE, dst, panel, K);                                                             \
+        dequant_##family(__VA_ARGS__, dst, panel, K);                                                         \
     }
 TYPES(DEFINE)
 

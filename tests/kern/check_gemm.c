@@ -16,15 +16,26 @@
 typedef struct type_case {
     kvd_dtype type;
     const char *name;
-    int f16_at[2]; /* offsets of f16 fields in a block, -1: none */
+    int f16_at[2];   /* offsets of f16 fields in a block, -1: none */
+    uint64_t golden; /* check_golden */
 } type_case;
 
 static const type_case cases[] = {
-    {KVD_F32, "f32", {-1, -1}},     {KVD_F16, "f16", {-1, -1}},     {KVD_BF16, "bf16", {-1, -1}},
-    {KVD_Q4_0, "q4_0", {0, -1}},    {KVD_Q4_1, "q4_1", {0, 2}},     {KVD_Q5_0, "q5_0", {0, -1}},
-    {KVD_Q5_1, "q5_1", {0, 2}},     {KVD_Q8_0, "q8_0", {0, -1}},    {KVD_IQ4_NL, "iq4_nl", {0, -1}},
-    {KVD_Q2_K, "q2_k", {80, 82}},   {KVD_Q3_K, "q3_k", {108, -1}},  {KVD_Q4_K, "q4_k", {0, 2}},
-    {KVD_Q5_K, "q5_k", {0, 2}},     {KVD_Q6_K, "q6_k", {208, -1}},  {KVD_IQ4_XS, "iq4_xs", {0, -1}},
+    {KVD_F32, "f32", {-1, -1}, 0x81df2a64490f320b},
+    {KVD_F16, "f16", {-1, -1}, 0x2f98cb1845c91409},
+    {KVD_BF16, "bf16", {-1, -1}, 0xa4302b4b70871c13},
+    {KVD_Q4_0, "q4_0", {0, -1}, 0x4f9c7aecdfd7afee},
+    {KVD_Q4_1, "q4_1", {0, 2}, 0x2f70743c5dea67d1},
+    {KVD_Q5_0, "q5_0", {0, -1}, 0xc57454a995bed750},
+    {KVD_Q5_1, "q5_1", {0, 2}, 0xc43d6334c451aa07},
+    {KVD_Q8_0, "q8_0", {0, -1}, 0x9cbec02c99998353},
+    {KVD_IQ4_NL, "iq4_nl", {0, -1}, 0x0644bc047dc144e4},
+    {KVD_Q2_K, "q2_k", {80, 82}, 0x744c6ac3c498590c},
+    {KVD_Q3_K, "q3_k", {108, -1}, 0x94f41cc15c15773f},
+    {KVD_Q4_K, "q4_k", {0, 2}, 0x566edb342fc79cbf},
+    {KVD_Q5_K, "q5_k", {0, 2}, 0xfc0e5be881e79663},
+    {KVD_Q6_K, "q6_k", {208, -1}, 0xe7a442a0640ec612},
+    {KVD_IQ4_XS, "iq4_xs", {0, -1}, 0x2df4a71f8fadc79a},
 };
 enum { N_CASES = sizeof cases / sizeof *cases };
 
@@ -248,6 +259,31 @@ static void check_accuracy(check_context *c, const type_case *tc)
     free(row);
     free_acts(&a);
     check_free(w.panels, w.bytes, 64);
+}
+
+/* The bits of a product of fixed data, which any machine must give: ISAs that
+ * agree with each other could still drift together from what was released. */
+static void check_golden(check_context *c, const type_case *tc)
+{
+    enum { T = 5, N_PANELS = 2, N = T * 16 * N_PANELS };
+    const int64_t K = kvd__dtypes[tc->type].block_elems == 1 ? 67 : 768;
+    const uint64_t seed = c->seed;
+    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
+    float y[N];
+    c->seed = 42;
+    for (int kind = 0; kind < 2; kind++) {
+        weights w = make_weights(c, tc, kind ? W_SMALL_SCALES : W_RANDOM, N_PANELS, K);
+        acts a = make_acts(c, kvd__dtype_act(tc->type), A_RANDOM, K, T);
+        c->isa->gemm[tc->type](y, 16 * N_PANELS, w.panels, N_PANELS, K, &a.a, T);
+        for (int i = 0; i < N; i++)
+            for (int j = 0; j < 32; j += 8)
+                hash = (hash ^ (kvd__f32_bits(y[i]) >> j & 0xff)) * 0x100000001b3u;
+        free_acts(&a);
+        check_free(w.panels, w.bytes, 64);
+    }
+    c->seed = seed;
+    check_report(c, hash == tc->golden, "%s gemm_%s golden hash: 0x%016llx", c->isa->name, tc->name,
+                 (unsigned long long)hash);
 }
 
 static void check_dequant_panel(check_context *c, const type_case *tc)
@@ -476,6 +512,7 @@ void check_gemm(check_context *c)
         snprintf(name, sizeof name, "gemm_%s", cases[i].name);
         if (check_wanted(c, name)) {
             check_accuracy(c, &cases[i]);
+            check_golden(c, &cases[i]);
             check_type(c, &cases[i]);
             if (c->bench)
                 bench_type(c, &cases[i], cycles_per_second());
