@@ -360,7 +360,7 @@ int cli_parse(cli *c, int argc, char **argv, const char *command, unsigned group
         const option_row *r = find(v, groups);
         if (!(r->group & groups))
             return cli_fail(EXIT_USAGE, "kvd %s takes no %s%s (kvd %s --help)", command, r->name[1] ? "--" : "-", r->name, command);
-        if (!(groups & OPT_BENCH && strchr("pndr", v) ? apply_bench(c, v, optarg) : apply(c, v, optarg)))
+        if (!((groups & OPT_BENCH) && v < 256 && strchr("pndr", v) ? apply_bench(c, v, optarg) : apply(c, v, optarg)))
             return cli_fail(EXIT_USAGE, "%s%s: \"%.60s\" is not a valid value (%s)", r->name[1] ? "--" : "-", r->name,
                             optarg ? optarg : "", r->help);
     }
