@@ -46,7 +46,7 @@ struct liner {
 
 /* ---- signals ---------------------------------------------------------------- */
 
-static volatile sig_atomic_t stop_asked, terminate_asked, answering, resized, continued;
+static volatile sig_atomic_t stop_asked, terminate_asked, answering, resized, suspend_asked;
 
 /* What is typed during an answer is kept for the next line, and shown there. */
 static struct termios echoing;
@@ -68,9 +68,13 @@ static void on_signal(int sig)
 {
     if (sig == SIGWINCH)
         resized = 1;
-    else if (sig == SIGCONT)
-        continued = 1;
-    else {
+    else if (sig == SIGTSTP && !answering)
+        suspend_asked = 1; /* the editor has the terminal: it gives it back first */
+    else if (sig == SIGTSTP) {
+        silence(false);
+        kill(getpid(), SIGSTOP);
+        silence(true);
+    } else {
         if (answering && stop_asked) {
             silence(false);
             _exit(EXIT_INTERRUPTED);
@@ -81,14 +85,15 @@ static void on_signal(int sig)
     }
 }
 
-static const int handled[] = {SIGINT, SIGTERM, SIGWINCH, SIGCONT};
+static const int handled[] = {SIGINT, SIGTERM, SIGWINCH, SIGTSTP};
 enum { N_HANDLED = sizeof handled / sizeof handled[0] };
 
-static void catch_signals(void)
+/* The last two are a terminal's business only. */
+static void catch_signals(bool terminal)
 {
     struct sigaction sa = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigemptyset(&sa.sa_mask);
-    for (int i = 0; i < N_HANDLED; i++)
+    for (int i = 0; i < (terminal ? N_HANDLED : 2); i++)
         sigaction(handled[i], &sa, NULL);
 }
 
@@ -108,21 +113,37 @@ void line_answer_end(void)
 
 bool line_stop_asked(void) { return stop_asked != 0; }
 
+#ifdef KVD_HAVE_EDITLINE
+static void lend_terminal(liner *l, bool away)
+{
+    if (l->el)
+        el_set(l->el, EL_PREP_TERM, !away);
+    if (l->el && !away)
+        el_set(l->el, EL_REFRESH);
+}
+
+static void resize_editor(liner *l)
+{
+    if (l->el)
+        el_resize(l->el);
+}
+#else
+static void lend_terminal(liner *l, bool away) { (void)l, (void)away; }
+static void resize_editor(liner *l) { (void)l; }
+#endif
+
 /* ---- bytes -------------------------------------------------------------------- */
 
 static void after_signals(liner *l)
 {
-#ifdef KVD_HAVE_EDITLINE
-    if (l->el && continued) { /* the shell has set the terminal to its own taste */
-        el_set(l->el, EL_PREP_TERM, 1);
-        el_set(l->el, EL_REFRESH);
+    if (suspend_asked) {
+        lend_terminal(l, true);
+        kill(getpid(), SIGSTOP);
+        lend_terminal(l, false);
     }
-    if (l->el && resized)
-        el_resize(l->el);
-#else
-    (void)l;
-#endif
-    continued = resized = 0;
+    if (resized)
+        resize_editor(l);
+    suspend_asked = resized = 0;
 }
 
 /* More of the input. False: its end, an error, or a signal that ends the line. */
@@ -353,7 +374,7 @@ liner *line_open(void)
     l->terminal = isatty(STDIN_FILENO);
     if (l->terminal)
         l->out = isatty(STDOUT_FILENO) ? stdout : isatty(STDERR_FILENO) ? stderr : NULL;
-    catch_signals();
+    catch_signals(l->terminal);
     open_editor(l);
     return l;
 }
