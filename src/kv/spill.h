@@ -57,12 +57,12 @@
 typedef struct kvd_spill kvd_spill;
 
 /* The system calls that can fail, as the system has them (-1 and errno), for tests
- * to stand in between. ctx is kvd_spill_options.ops_ctx. pread is called on the
- * reader thread, the rest on the caller's. */
+ * to stand in between. ctx is kvd_spill_options.ops_ctx. pread and forget are called
+ * on the reader thread too, the rest on the caller's only. */
 typedef struct kvd_spill_ops {
-    int (*open_unnamed)(void *ctx, int dir_fd, int flags); /* O_TMPFILE, or a name that is gone again */
-    long (*fs_type)(void *ctx, int fd);                    /* f_type of fstatfs */
-    int (*reserve)(void *ctx, int fd, off_t bytes);        /* fallocate from 0 */
+    int (*open)(void *ctx, int dir_fd, const char *path, int flags); /* openat, mode 0600 */
+    long (*fs_type)(void *ctx, int fd);                              /* f_type of fstatfs */
+    int (*reserve)(void *ctx, int fd, off_t bytes);                  /* fallocate from 0 */
     ssize_t (*pread)(void *ctx, int fd, void *buf, size_t n, off_t at);
     ssize_t (*pwrite)(void *ctx, int fd, const void *buf, size_t n, off_t at);
     int (*write_back)(void *ctx, int fd, off_t at, off_t n); /* sync_file_range, and wait for it */
@@ -113,8 +113,8 @@ typedef const char *(*kvd_spill_get_fn)(void *ctx, int layer, int64_t block);
  * (16 positions each): a (layer, block) is written once, and skipped without a look
  * at its bytes when it is there already. The write order is free; a pass may write
  * each layer as it is made.
- * KVD_E_RANGE: past max_blocks; KVD_E_IO: the first block that failed is named, those
- * before are there, a later try goes on from it. */
+ * KVD_E_RANGE: past max_blocks; KVD_E_IO: a block that failed is named; what is there
+ * is there (kvd__spill_has), and a later try goes on with the rest. */
 int kvd__spill_write_layer(kvd_spill *sp, int layer, int64_t from_block, int64_t to_block, kvd_spill_get_fn get,
                            void *ctx, kvd_error *err);
 int kvd__spill_write(kvd_spill *sp, int64_t from_block, int64_t to_block, kvd_spill_get_fn get, void *ctx,

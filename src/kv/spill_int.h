@@ -1,0 +1,82 @@
+/* kv: what the files of the spill share (spill.h). Not for others. */
+#ifndef KVD_KV_SPILL_INT_H
+#define KVD_KV_SPILL_INT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <time.h>
+
+#include "kv/spill.h"
+
+/* Where the next segment begins. Reader and consumer walk the same ranges, each with
+ * a cursor of its own, so nothing about a segment but its bytes needs to be passed. */
+typedef struct kvd_spill_cursor {
+    int64_t range, block; /* block: -1 at the beginning of a range */
+} kvd_spill_cursor;
+
+struct kvd_spill {
+    /* Fixed at creation. */
+    int n_layers, n_slots;
+    int64_t block_bytes, record_bytes, max_blocks, segment_blocks, write_blocks, file_bytes;
+    const kvd_spill_ops *ops;
+    void *ops_ctx;
+    int fd;
+    bool direct, named, started;
+    pid_t owner; /* after fork the child is another */
+    char *memory, *slots, *bounce;
+    pthread_t thread;
+
+    /* The caller's. sums: [n_layers][max_blocks], 0: not there; an entry is set by a
+     * write before any read may ask for it and then stays until a drop. */
+    uint64_t *sums;
+    uint16_t *n_there; /* [max_blocks] layers of it that are there */
+    int64_t written_bytes, write_ns, wait_ns, taken;
+    bool reading;
+    kvd_spill_cursor next;
+
+    _Atomic bool broken;
+
+    /* Shared with the reader thread, under the mutex. The segment number i of a read
+     * lives in slot i mod n_slots: [released, filled) are in memory, of which the
+     * consumer holds [released, taken). */
+    pthread_mutex_t mutex;
+    pthread_cond_t work;  /* the reader waits: a read, a free slot, an end */
+    pthread_cond_t ready; /* the caller waits: a filled slot, the reader at rest */
+    const kvd_spill_range *ranges;
+    int64_t n_ranges, filled, released, read_bytes, read_ns;
+    bool active, cancel, quit;
+    kvd_error failure; /* code 0: none */
+};
+
+static inline int64_t kvd__spill_now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+static inline off_t kvd__spill_offset(const kvd_spill *sp, int layer, int64_t block)
+{
+    return (off_t)((layer * sp->max_blocks + block) * sp->record_bytes);
+}
+
+static inline uint64_t *kvd__spill_sum(const kvd_spill *sp, int layer, int64_t block)
+{
+    return &sp->sums[layer * sp->max_blocks + block];
+}
+
+/* XXH3-64 of a block's bytes, never 0. */
+uint64_t kvd__spill_hash(const char *block, int64_t bytes);
+
+/* spill_file.c: open and reserve the file of sp->file_bytes; sets fd, direct, named. */
+int kvd__spill_file_open(kvd_spill *sp, const kvd_spill_options *o, kvd_error *err);
+/* All n bytes, a multiple of KVD__SPILL_ALIGN, or the errno (0 for a file that ends too
+ * early) and the bytes that did get through. */
+bool kvd__spill_file_read(kvd_spill *sp, char *buf, int64_t n, off_t at, int64_t *done, int *error);
+bool kvd__spill_file_write(kvd_spill *sp, const char *buf, int64_t n, off_t at, int64_t *done, int *error);
+
+/* spill_reader.c */
+int kvd__spill_reader_start(kvd_spill *sp, kvd_error *err);
+void kvd__spill_reader_stop(kvd_spill *sp);
+
+#endif
