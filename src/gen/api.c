@@ -221,7 +221,7 @@ void kvd_plan_session(const kvd_model *m, const kvd_session_options *options, in
         .kv_bytes_per_token = block / KVD__BLOCK * s.n_layers,
         .residual_bytes_per_token = s.stream_row_bytes,
         .evicted_bytes_per_token = s.stream_row_bytes + block / KVD__BLOCK + (int64_t)sizeof(int32_t),
-        .full_bytes = kvd__full_bytes(&s, &lim, n_tokens),
+        .full_bytes = kvd__full_bytes(&s, n_tokens),
         .least_bytes = kvd__least_bytes(&s, &lim, n_tokens),
         .max_tokens = kvd__max_tokens(&s, &lim, m->config.n_ctx),
     };

@@ -47,7 +47,7 @@ typedef struct kvd_limits {
     bool full;             /* --policy full: nothing may be dropped */
     int64_t kv_tokens;     /* B, or -1: no such limit */
     int64_t budget_bytes;  /* for this session, INT64_MAX: none */
-    int64_t piece_tokens;  /* rows of a pass while everything stays resident, a multiple of 16 */
+    int64_t piece_tokens;  /* rows of a pass while everything stays resident, at most */
 } kvd_limits;
 
 /* One pass, as it will be carried out. Positions are multiples of 16 where they
@@ -89,10 +89,10 @@ int kvd__pass_plan(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_befor
                    int64_t n_left, kvd_pass_plan *plan, kvd_error *err);
 
 /* Least context memory with which n_tokens can be run at all, from any state, one
- * token at a time if need be (grows with n_tokens); what it takes to keep all of
+ * token at a time if need be (grows with n_tokens); the least that keeps all of
  * them resident; the longest context (at most max_tokens) that the limits allow. */
 int64_t kvd__least_bytes(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_tokens);
-int64_t kvd__full_bytes(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_tokens);
+int64_t kvd__full_bytes(const kvd_kv_shape *s, int64_t n_tokens);
 int64_t kvd__max_tokens(const kvd_kv_shape *s, const kvd_limits *lim, int64_t max_tokens);
 
 /* ---- blocks ----------------------------------------------------------------- */

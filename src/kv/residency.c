@@ -69,7 +69,11 @@ void kvd__pass_cost(const kvd_kv_shape *s, int64_t n_before, int64_t start_befor
         int64_t overlap = min64(p->held_end_block, end) - max64(p->held_block, p->keep_block);
         int64_t local = held + (end - p->keep_block) - (held > 0 ? max64(0, overlap) : 0);
         p->kv_bytes += local * block * kvd__kv_layers(s, true);
-        p->scratch_end_block = max64(first, p->keep_block);
+        /* New rows that do not stay end where keep_block begins, rebuilt ones with
+         * their tile: attention may touch all of a tile. */
+        int64_t rebuilt = (e + KVD__TILE - 1) / KVD__TILE * KVD__TILE_BLOCKS;
+        int64_t local_end = p->keep_block > n_before / KVD__BLOCK ? p->keep_block : min64(p->keep_block, rebuilt);
+        p->scratch_end_block = max64(first, local_end);
     }
     if (p->scratch_end_block < p->scratch_block)
         p->scratch_end_block = p->scratch_block;
@@ -123,47 +127,26 @@ static int64_t walk_bytes(const kvd_kv_shape *s, int64_t n, int64_t start)
 }
 
 /* The start whose walk to n tokens takes least. Bytes are linear in start but for
- * a jump at 0 and a bend where the windows begin: only the ends can be best. */
+ * steps of a tile (the scratch of local layers) and a bend where the windows begin:
+ * only the ends of these stretches can be best. */
 static int64_t least_walk(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n, int64_t *best)
 {
-    int64_t first = least_start(lim, n), bend = (n - s->window) / KVD__BLOCK * KVD__BLOCK;
-    int64_t candidates[] = {first, next_start(first, n), (n - 1) / KVD__BLOCK * KVD__BLOCK, n, bend - 2 * KVD__BLOCK,
-                            bend - KVD__BLOCK, bend, bend + KVD__BLOCK, bend + 2 * KVD__BLOCK};
+    const int64_t first = least_start(lim, n), bend = s->window ? n - s->window : first, far = 2 * KVD__TILE;
     int64_t least = INT64_MAX;
-    int n_candidates = lim->full ? 1 : s->window ? 9 : 4;
-    for (int i = 0; i < n_candidates; i++) {
-        int64_t start = candidates[i];
-        if (start < first || start > n)
-            continue;
+    for (int64_t start = first;;) {
         int64_t bytes = walk_bytes(s, n, start);
         if (bytes < least) {
             least = bytes;
             *best = start;
         }
+        if (lim->full || start >= n)
+            return least;
+        start = next_start(start, n);
+        if (start > first + far && start < bend - far)
+            start = (bend - far) / KVD__BLOCK * KVD__BLOCK;
+        else if (start > first + far && start > bend + far && start < n - far)
+            start = (n - far) / KVD__BLOCK * KVD__BLOCK;
     }
-    return least;
-}
-
-/* Do all passes fit when n_left tokens come in pieces of p and everything stays?
- * Each takes at least what the one before does (pieces shift all blocks alike),
- * so the last whole piece and the rest tell. */
-static bool pieces_fit(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_before, int64_t n_left, int64_t p)
-{
-    int64_t rest = n_left % p, whole = n_left - rest, n = n_before + n_left;
-    kvd_pass_plan t;
-    return (!whole || cost_on_way(s, n, n_before + whole - p, 0, p, 0, &t) <= lim->budget_bytes) &&
-           (!rest || cost_on_way(s, n, n_before + whole, 0, rest, 0, &t) <= lim->budget_bytes);
-}
-
-/* Everything stays, a few rows at a time so that the stream is small. */
-static bool plan_resident(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_before, int64_t n_left, kvd_pass_plan *plan)
-{
-    for (int64_t p = min64(n_left, lim->piece_tokens); p > 0; p = p / 2 / KVD__BLOCK * KVD__BLOCK)
-        if (pieces_fit(s, lim, n_before, n_left, p)) {
-            cost_on_way(s, n_before + n_left, n_before, 0, p, 0, plan);
-            return true;
-        }
-    return false;
 }
 
 /* All new tokens in one pass that drops as little as it can. */
@@ -180,7 +163,7 @@ static bool plan_whole(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_b
     }
 }
 
-/* The walk of kvd__least_bytes, in the longest steps that fit. */
+/* The next pass of a walk, in the longest steps that fit. */
 static bool plan_walk(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_before, int64_t start_before,
                       int64_t n_left, int64_t start, kvd_pass_plan *plan)
 {
@@ -195,24 +178,31 @@ static bool plan_walk(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_be
 int kvd__pass_plan(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_before, int64_t start_before,
                    int64_t n_left, kvd_pass_plan *plan, kvd_error *err)
 {
-    int64_t n = n_before + n_left, start = 0;
+    int64_t n = n_before + n_left, start = 0, from = n_before;
     kvd_pass_plan p;
-    bool none_held = start_before >= n_before, ok = false;
-    if (least_start(lim, n) == 0 && (start_before == 0 || none_held))
-        ok = start_before == 0 ? plan_resident(s, lim, n_before, n_left, &p) : plan_resident(s, lim, 0, n, &p);
-    ok = ok || (!lim->full && plan_whole(s, lim, n_before, start_before, n_left, &p));
-    if (!ok) {
-        int64_t least = least_walk(s, lim, n, &start);
-        if (least > lim->budget_bytes) {
-            int rc = kvd__fail(err, KVD_E_BUDGET, "context memory: %lld tokens need %lld bytes, the budget is %lld",
-                               (long long)n, (long long)least, (long long)lim->budget_bytes);
-            if (err)
-                err->need_bytes = least;
-            return rc;
+    bool none_held = start_before >= n_before;
+    if (start_before == 0 || none_held) { /* can everything stay? */
+        from = start_before == 0 ? n_before : 0;
+        if (least_start(lim, n) == 0 && walk_bytes(s, n, 0) <= lim->budget_bytes &&
+            plan_walk(s, lim, from, 0, n - from, 0, &p)) {
+            *plan = p;
+            return 0;
         }
-        if (none_held || !plan_walk(s, lim, n_before, start_before, n_left, start, &p))
-            plan_walk(s, lim, 0, 0, n, start, &p);
     }
+    if (!lim->full && plan_whole(s, lim, n_before, start_before, n_left, &p)) {
+        *plan = p;
+        return 0;
+    }
+    int64_t least = least_walk(s, lim, n, &start);
+    if (least > lim->budget_bytes) {
+        int rc = kvd__fail(err, KVD_E_BUDGET, "context memory: %lld tokens need %lld bytes, the budget is %lld",
+                           (long long)n, (long long)least, (long long)lim->budget_bytes);
+        if (err)
+            err->need_bytes = least;
+        return rc;
+    }
+    if (!plan_walk(s, lim, n_before, start_before, n_left, start, &p))
+        plan_walk(s, lim, 0, 0, n, start, &p);
     *plan = p;
     return 0;
 }
@@ -223,13 +213,9 @@ int64_t kvd__least_bytes(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n
     return n_tokens > 0 ? least_walk(s, lim, n_tokens, &start) : 0;
 }
 
-int64_t kvd__full_bytes(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_tokens)
+int64_t kvd__full_bytes(const kvd_kv_shape *s, int64_t n_tokens)
 {
-    if (n_tokens <= 0)
-        return 0;
-    int64_t piece = min64(n_tokens, lim->piece_tokens);
-    kvd_pass_plan p;
-    return max64(cost_on_way(s, n_tokens, n_tokens - piece, 0, piece, 0, &p), walk_bytes(s, n_tokens, 0));
+    return n_tokens > 0 ? walk_bytes(s, n_tokens, 0) : 0;
 }
 
 int64_t kvd__max_tokens(const kvd_kv_shape *s, const kvd_limits *lim, int64_t max_tokens)

@@ -93,16 +93,42 @@ static void ledger_budget(void **state)
     kvd__free(stream);
     assert_int_equal(kvd__ledger_room(&l), 400);
     assert_int_equal(l.context_peak, 1000);
-    /* Below the map threshold both blocks exist for a moment, so 600 -> 700
-     * needs 1300; the old block stays. */
+    /* Growing charges the difference; what does not fit leaves the old block. */
     memset(kv, 7, 600);
-    assert_null(kvd__realloc(&l, KVD_ACC_KV, kv, 700, &err));
+    assert_null(kvd__realloc(&l, KVD_ACC_KV, kv, 1001, &err));
     assert_int_equal(err.code, KVD_E_BUDGET);
+    assert_int_equal(err.need_bytes, 1001);
     assert_int_equal(((uint8_t *)kv)[599], 7);
+    kv = kvd__realloc(&l, KVD_ACC_KV, kv, 1000, &err);
+    assert_non_null(kv);
+    assert_int_equal(l.context_peak, 1000);
+    assert_true(((uint8_t *)kv)[599] == 7 && all_zero((uint8_t *)kv + 600, 400));
+    /* Shrinking can not fail, not even when nothing more can be allocated. */
+    l.fail_at = 1;
+    kv = kvd__realloc(&l, KVD_ACC_KV, kv, 10, &err);
+    assert_non_null(kv);
+    assert_int_equal(l.context_now, 10);
+    l.fail_at = 0;
     kvd__free(kv);
     assert_int_equal(l.context_now, 0);
 
-    /* Above it, pages move: the budget needs room for the difference only. */
+    kvd__ledger_init(&l, 100000); /* page by page up to the budget and back */
+    kv = NULL;
+    for (size_t bytes = 512; bytes <= 100000; bytes += 512) {
+        kv = kvd__realloc(&l, KVD_ACC_KV, kv, bytes, &err);
+        assert_non_null(kv);
+        assert_int_equal(l.context_peak, (int64_t)bytes);
+    }
+    l.fail_at = 1;
+    for (size_t bytes = 99000; bytes > 0; bytes -= 500) {
+        kv = kvd__realloc(&l, KVD_ACC_KV, kv, bytes, &err);
+        assert_non_null(kv);
+        assert_int_equal(l.context_now, (int64_t)bytes);
+    }
+    kvd__free(kv);
+    assert_int_equal(l.context_now, 0);
+
+    /* Mapped from the start: pages move. */
     kvd__ledger_init(&l, 300000);
     kv = kvd__alloc(&l, KVD_ACC_KV, 200000, &err);
     assert_non_null(kv);
