@@ -92,6 +92,8 @@ static int write_token(writer *w, int32_t id, bool visible, bool *stopped, kvd_e
         r->n_text += kvd__decoder_push(&w->decoder, t, id, w->o->special, end);
     size_t stop = find_stop(w, w->sent);
     *stopped = stop < r->n_text;
+    if (*stopped) /* half a character behind it goes too */
+        w->decoder.n_pending = 0;
     r->n_text = stop;
     r->text[r->n_text] = 0;
     size_t give = r->n_text - w->sent - (*stopped || id < 0 ? 0 : held_back(w));
@@ -106,22 +108,22 @@ static int write_token(writer *w, int32_t id, bool visible, bool *stopped, kvd_e
 static int admit(kvd_session *s, int64_t n, const kvd_generate_options *o, int64_t *limit, kvd_error *err)
 {
     kvd_limits lim = kvd__session_limits(s);
-    int64_t n_ctx = s->m->config.n_ctx, prompt = s->n + n;
-    int64_t want = o->max_tokens < 0 ? prompt + 1 : prompt + o->max_tokens;
+    int64_t n_ctx = s->m->config.n_ctx, new = o->max_tokens < 0 ? 1 : o->max_tokens;
     if (o->max_tokens < -1)
         return kvd__fail(err, KVD_E_RANGE, "max_tokens: %lld is below -1", (long long)o->max_tokens);
     if (n < 1)
         return kvd__fail(err, KVD_E_RANGE, "the prompt is empty");
-    if (n > n_ctx || o->max_tokens > n_ctx || want > n_ctx)
-        return kvd__fail(err, KVD_E_RANGE, "prompt of %lld tokens and %lld new ones do not fit the trained context of %lld",
-                         (long long)prompt, (long long)(o->max_tokens < 0 ? 1 : o->max_tokens), (long long)n_ctx);
+    if (n > n_ctx - s->n || new > n_ctx - s->n - n) /* no sum of what a caller gives */
+        return kvd__fail(err, KVD_E_RANGE,
+                         "%lld tokens, %lld of prompt and %lld new ones do not fit the trained context of %lld",
+                         (long long)s->n, (long long)n, (long long)new, (long long)n_ctx);
+    int64_t prompt = s->n + n, want = prompt + new;
     int64_t need = kvd__least_bytes(&s->shape, &lim, want);
     if (need > lim.budget_bytes) {
         int64_t most = kvd__max_tokens(&s->shape, &lim, n_ctx);
         kvd__fail(err, KVD_E_BUDGET,
                   "context memory: prompt of %lld tokens and %lld new ones need %lld bytes, the budget is %lld (T_max %lld tokens)",
-                  (long long)prompt, (long long)(o->max_tokens < 0 ? 1 : o->max_tokens), (long long)need,
-                  (long long)lim.budget_bytes, (long long)most);
+                  (long long)prompt, (long long)new, (long long)need, (long long)lim.budget_bytes, (long long)most);
         if (err) {
             err->need_bytes = need;
             err->max_tokens = most;
@@ -195,9 +197,9 @@ int kvd_generate(kvd_session *s, const int32_t *ids, int64_t n, const kvd_genera
     r->prefill_s = seconds() - t0;
     if (!rc) {
         r->prompt_tokens = s->n;
-        kvd_receipt *receipt = kvd__receipt_begin(s);
+        kvd_receipt *receipt = kvd__receipt_begin(s, err);
         t0 = seconds();
-        rc = receipt ? decode_loop(&w, receipt, limit, err) : kvd__fail(err, KVD_E_NOMEM, "out of memory: the receipt");
+        rc = receipt ? decode_loop(&w, receipt, limit, err) : KVD_E_NOMEM;
         r->decode_s = seconds() - t0;
         kvd__receipt_end(&receipt, r->receipt);
         bool stopped;

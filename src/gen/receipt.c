@@ -1,6 +1,7 @@
 #include "gen/receipt.h"
 
 #include <string.h>
+#define XXH_STATIC_LINKING_ONLY /* a state of our own memory */
 #include <xxhash.h>
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -10,11 +11,12 @@
 /* The incomplete type of the header is xxHash's state itself. */
 static XXH3_state_t *state(kvd_receipt *r) { return (XXH3_state_t *)(void *)r; }
 
-kvd_receipt *kvd__receipt_begin(const kvd_session *s)
+kvd_receipt *kvd__receipt_begin(const kvd_session *s, kvd_error *err)
 {
-    XXH3_state_t *h = XXH3_createState();
+    XXH3_state_t *h = kvd__alloc(s->m->ledger, KVD_ACC_HOST, sizeof *h, err);
     if (!h)
         return NULL;
+    XXH3_INITSTATE(h);
     XXH3_128bits_reset(h);
     XXH3_128bits_update(h, "kvd receipt v1\n", 16); /* with its NUL */
     XXH3_128bits_update(h, s->m->fingerprint, 16);
@@ -51,7 +53,7 @@ void kvd__receipt_end(kvd_receipt **r, char hex[33])
     memset(&c, 0, sizeof c);
     if (*r)
         XXH128_canonicalFromHash(&c, XXH3_128bits_digest(state(*r)));
-    XXH3_freeState(*r ? state(*r) : NULL);
+    kvd__free(*r);
     *r = NULL;
     kvd__hex(c.digest, 16, hex);
 }

@@ -9,7 +9,7 @@ typedef struct kvd_receipt kvd_receipt;
 
 /* Begins with s's settings and ids so far (the prompt). Returns owned, NULL when
  * out of memory. */
-kvd_receipt *kvd__receipt_begin(const kvd_session *s);
+kvd_receipt *kvd__receipt_begin(const kvd_session *s, kvd_error *err);
 /* The logits of a generated position, and the id that was chosen from them. */
 void kvd__receipt_add(kvd_receipt *r, int32_t id, const float *logits, int64_t n_vocab);
 /* Write 32 hex digits and free. NULL is allowed: then 32 zeros. */

@@ -1,6 +1,5 @@
 #include "gen/sampler.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -45,24 +44,21 @@ double kvd__gumbel(uint64_t seed, uint32_t choice, int64_t pos, int32_t id)
     return -kvd__log64(-kvd__log64(u));
 }
 
-/* Bias and penalties, as f64 in id order of first appearance. */
-static void adjust(const kvd_sampling *o, kvd__candidate *c, const int32_t *recent, int64_t pos)
+/* Bias, then penalties once for each id that is among the tokens looked at. */
+static void adjust(const kvd_sampling *o, kvd__candidate *c, int32_t n_vocab, const int32_t *recent, int64_t pos)
 {
     for (int64_t i = 0; i < o->n_bias; i++)
         c[o->bias[i].id].value += (double)o->bias[i].bias;
-    bool penalise = o->repeat_penalty != 1 || o->presence_penalty != 0 || o->frequency_penalty != 0;
-    int64_t from = o->penalty_tokens < 0 || o->penalty_tokens > pos ? 0 : pos - o->penalty_tokens;
-    for (int64_t i = from; penalise && i < pos; i++) {
-        int64_t count = 1, earlier = from;
-        while (earlier < i && recent[earlier] != recent[i])
-            earlier++;
-        if (earlier < i) /* seen before: counted then */
+    if (o->repeat_penalty == 1 && o->presence_penalty == 0 && o->frequency_penalty == 0)
+        return;
+    for (int64_t i = o->penalty_tokens < 0 || o->penalty_tokens > pos ? 0 : pos - o->penalty_tokens; i < pos; i++)
+        c[recent[i]].count++;
+    for (int32_t i = 0; i < n_vocab; i++) {
+        double *v = &c[i].value;
+        if (!c[i].count)
             continue;
-        for (int64_t j = i + 1; j < pos; j++)
-            count += recent[j] == recent[i];
-        double *v = &c[recent[i]].value;
         *v = *v > 0 ? *v / (double)o->repeat_penalty : *v * (double)o->repeat_penalty;
-        *v -= (double)o->presence_penalty + (double)count * (double)o->frequency_penalty;
+        *v -= (double)o->presence_penalty + (double)c[i].count * (double)o->frequency_penalty;
     }
 }
 
@@ -71,7 +67,12 @@ static bool before(const kvd__candidate *a, const kvd__candidate *b)
     return a->value > b->value || (a->value == b->value && a->id < b->id);
 }
 
-static int compare(const void *a, const void *b) { return before(a, b) ? -1 : 1; }
+static void swap(kvd__candidate *a, kvd__candidate *b)
+{
+    kvd__candidate t = *a;
+    *a = *b;
+    *b = t;
+}
 
 /* Restore the heap whose root is the last of the order. */
 static void sift(kvd__candidate *h, int32_t n, int32_t i)
@@ -81,35 +82,35 @@ static void sift(kvd__candidate *h, int32_t n, int32_t i)
             child++;
         if (!before(&h[i], &h[child]))
             return;
-        kvd__candidate t = h[i];
-        h[i] = h[child];
-        h[child] = t;
+        swap(&h[i], &h[child]);
     }
 }
 
-/* Move the first k of the order to the front; sorted. */
+/* Move the first k of the order to the front (k = 0: all), sorted, in place: a
+ * library's sort may allocate. */
 static int32_t top(kvd__candidate *c, int32_t n, int32_t k)
 {
-    if (k > 0 && k < n) {
-        for (int32_t i = k / 2 - 1; i >= 0; i--)
-            sift(c, k, i);
-        for (int32_t i = k; i < n; i++)
-            if (before(&c[i], &c[0])) {
-                c[0] = c[i];
-                sift(c, k, 0);
-            }
-        n = k;
+    k = k > 0 && k < n ? k : n;
+    for (int32_t i = k / 2 - 1; i >= 0; i--)
+        sift(c, k, i);
+    for (int32_t i = k; i < n; i++)
+        if (before(&c[i], &c[0])) {
+            c[0] = c[i];
+            sift(c, k, 0);
+        }
+    for (int32_t i = k - 1; i > 0; i--) {
+        swap(&c[0], &c[i]);
+        sift(c, i, 0);
     }
-    qsort(c, (size_t)n, sizeof *c, compare);
-    return n;
+    return k;
 }
 
 int32_t kvd__sample(const kvd_sampling *o, const float *logits, int32_t n_vocab, const int32_t *recent, int64_t pos,
                     kvd__candidate *c)
 {
     for (int32_t i = 0; i < n_vocab; i++)
-        c[i] = (kvd__candidate){(double)logits[i], i};
-    adjust(o, c, recent, pos);
+        c[i] = (kvd__candidate){.value = (double)logits[i], .id = i};
+    adjust(o, c, n_vocab, recent, pos);
     if (o->temperature == 0) {
         int32_t best = 0;
         for (int32_t i = 1; i < n_vocab; i++)

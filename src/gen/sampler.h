@@ -13,6 +13,7 @@
 typedef struct kvd__candidate {
     double value; /* logit after bias, penalties and temperature */
     int32_t id;
+    int32_t count; /* among the tokens that penalties look at */
 } kvd__candidate;
 
 int kvd__sampling_check(const kvd_sampling *o, int32_t n_vocab, kvd_error *err);
