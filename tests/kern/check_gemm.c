@@ -325,6 +325,10 @@ static void check_type(check_context *c, const type_case *tc)
             check_product(c, tc, w, a, 1, ks[0], 12);
         }
     check_product(c, tc, W_RANDOM, A_RANDOM, 0, ks[0], 4);
+    /* past every cache-sized piece that a kernel may cut K, tokens or panels into */
+    check_product(c, tc, W_RANDOM, A_RANDOM, 11, elems == 1 ? 1301 : 5120, 13);
+    check_product(c, tc, W_RANDOM, A_RANDOM, 2, elems == 1 ? 6151 : 25600, 1);
+    check_product(c, tc, W_RANDOM, A_RANDOM, 1, elems == 1 ? 701 : 5120, 12);
 }
 
 /* ---- quantisers ----------------------------------------------------------- */

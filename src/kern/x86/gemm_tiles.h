@@ -68,7 +68,7 @@
 
 enum {
     KVD__SIDE_WORDS = 2304,           /* of a chunk: 9 KiB of stack */
-    KVD__CHUNK_FLOATS = 6144,         /* activations of a chunk of a float product */
+    KVD__CHUNK_BYTES = 24 * 1024,     /* activations of a chunk: in the first-level cache */
     KVD__GROUP_BYTES = 384 * 1024,    /* panels of a group */
     KVD__PREFETCH_BYTES = 2048        /* ahead of a single token's weights */
 };

@@ -69,7 +69,7 @@ void kvd__gemm_walk(const kvd__walk *w, float *y, int64_t ld_y, const void *pane
     for (int64_t i = 0; i < n_panels; i += group)
         for (int64_t tile = 0, t0 = 0, n; tile < n_tiles; tile++, t0 += n) {
             n = (T - t0 + n_tiles - tile - 1) / (n_tiles - tile); /* as even as can be */
-            const int64_t chunk = KVD__SIDE_WORDS / (words * n);
+            const int64_t chunk = min64(KVD__SIDE_WORDS / (words * n), KVD__CHUNK_BYTES / (w->block_elems * n));
             kvd__tile c = {
                 .y = y + t0 * ld_y + KVD__PANEL_ROWS * i,
                 .ld_y = ld_y,
@@ -100,7 +100,7 @@ void kvd__gemm_walk_float(kvd__tile_fn *const *tiles, int max_tokens, int elem_b
     for (int64_t i = 0; i < n_panels; i += group)
         for (int64_t tile = 0, t0 = 0, n; tile < n_tiles; tile++, t0 += n) {
             n = (T - t0 + n_tiles - tile - 1) / (n_tiles - tile);
-            const int64_t chunk = n == 1 ? K : KVD__CHUNK_FLOATS / n;
+            const int64_t chunk = KVD__CHUNK_BYTES / (4 * n);
             kvd__tile c = {
                 .y = y + t0 * ld_y + KVD__PANEL_ROWS * i,
                 .ld_y = ld_y,
