@@ -26,7 +26,7 @@
 
 void kvd__spill_defaults(kvd_spill_options *o)
 {
-    *o = (kvd_spill_options){.segment_blocks = 16, .n_slots = 3, .write_blocks = 4, .direct = true};
+    *o = (kvd_spill_options){.segment_blocks = 16, .n_slots = 4, .n_readers = 2, .write_blocks = 4, .direct = true};
 }
 
 uint64_t kvd__spill_hash(const char *block, int64_t bytes)
@@ -49,7 +49,8 @@ static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static bool measure(const kvd_kv_shape *s, const kvd_spill_options *o, sizes *z)
 {
     if (s->n_layers < 1 || s->n_layers > KVD__MAX_LAYERS || s->n_kv_heads < 1 || s->d_head < 1 || o->max_blocks < 1 ||
-        o->segment_blocks < 1 || o->write_blocks < 1 || o->n_slots < 2 || o->n_slots > KVD__SPILL_MAX_SLOTS)
+        o->segment_blocks < 1 || o->write_blocks < 1 || o->n_slots < 2 || o->n_slots > KVD__SPILL_MAX_SLOTS || o->n_readers < 1 ||
+        o->n_readers > KVD__SPILL_MAX_READERS)
         return false;
     z->block = kvd__kv_block_bytes(s);
     if (z->block <= 0 || !add(z->block, KVD__SPILL_ALIGN - 1, &z->record))
@@ -104,6 +105,7 @@ int kvd__spill_create(kvd_spill **out, const kvd_kv_shape *s, const kvd_spill_op
         return e->code;
     sp->n_layers = s->n_layers;
     sp->n_slots = o->n_slots;
+    sp->n_readers = o->n_readers;
     sp->block_bytes = z.block;
     sp->record_bytes = z.record;
     sp->max_blocks = o->max_blocks;
@@ -132,7 +134,7 @@ void kvd__spill_destroy(kvd_spill **psp)
     *psp = NULL;
     if (!sp)
         return;
-    if (sp->started && sp->owner == getpid())
+    if (sp->n_threads && sp->owner == getpid())
         kvd__spill_reader_stop(sp);
     if (sp->fd >= 0)
         close(sp->fd);

@@ -14,8 +14,8 @@
  *   4096 bytes; max_blocks of them per layer, so reading a layer is sequential
  *
  * Context memory of a spill, all of it allocated at creation (kvd__spill_bytes):
- *   LAYER       a ring of n_slots slots of segment_blocks records, which a reader
- *               thread fills ahead of the consumer, and write_blocks records to
+ *   LAYER       a ring of n_slots slots of segment_blocks records, which n_readers
+ *               threads fill ahead of the consumer, and write_blocks records to
  *               write through
  *   CHECKPOINT  8 bytes per (layer, block): XXH3-64, and 2 bytes per block
  * The page cache is no hidden part of it: O_DIRECT where the file system takes it,
@@ -43,7 +43,7 @@
  * Thread safety: one caller at a time per kvd_spill; the bytes of a segment may be
  * read by all threads between next and release, kvd__spill_broken may be asked by
  * all. Writing is allowed while a read is under way (what is read and what is
- * written are never the same block). After fork() the child has no reader thread: it
+ * written are never the same block). After fork() the child has no readers: it
  * may call kvd__spill_destroy, and the rest answers KVD_E_ARG. The file is O_CLOEXEC.
  *
  * Layer: above base and kern; does not see model. */
@@ -58,7 +58,7 @@ typedef struct kvd_spill kvd_spill;
 
 /* The system calls that can fail, as the system has them (-1 and errno), for tests
  * to stand in between. ctx is kvd_spill_options.ops_ctx. pread and forget are called
- * on the reader thread too, the rest on the caller's only. */
+ * on the readers' threads too, the rest on the caller's only. */
 typedef struct kvd_spill_ops {
     int (*open)(void *ctx, int dir_fd, const char *path, int flags); /* openat, mode 0600 */
     long (*fs_type)(void *ctx, int fd);                              /* f_type of fstatfs */
@@ -75,14 +75,15 @@ typedef struct kvd_spill_options {
     const char *dir;           /* an existing folder, borrowed for the call. No default */
     int64_t max_blocks;        /* per layer; space for all of them is reserved. No default */
     int64_t segment_blocks;    /* read together, 1..: 16 (a multiple of KVD__TILE_BLOCKS keeps tiles whole) */
-    int n_slots;               /* segments in the ring, 2..KVD__SPILL_MAX_SLOTS: 3 */
+    int n_slots;               /* segments in the ring, 2..KVD__SPILL_MAX_SLOTS: 4 */
+    int n_readers;             /* reads under way at once, 1..KVD__SPILL_MAX_READERS: 2 */
     int64_t write_blocks;      /* written together, 1..: 4 */
     bool direct;               /* ask for O_DIRECT: true */
     const kvd_spill_ops *ops;  /* NULL: &kvd__spill_system */
     void *ops_ctx;             /* NULL */
 } kvd_spill_options;
 
-enum { KVD__SPILL_MAX_SLOTS = 1024, KVD__SPILL_ALIGN = 4096 };
+enum { KVD__SPILL_MAX_SLOTS = 1024, KVD__SPILL_MAX_READERS = 16, KVD__SPILL_ALIGN = 4096 };
 
 /* The defaults named above; dir and max_blocks are left to be set. */
 void kvd__spill_defaults(kvd_spill_options *o);
@@ -92,14 +93,14 @@ void kvd__spill_defaults(kvd_spill_options *o);
 int64_t kvd__spill_bytes(const kvd_kv_shape *s, const kvd_spill_options *o);
 int64_t kvd__spill_file_bytes(const kvd_kv_shape *s, const kvd_spill_options *o);
 
-/* Make the file and start the reader thread (all signals blocked on it).
+/* Make the file and start the readers (threads with all signals blocked).
  * KVD_E_RANGE: options; KVD_E_IO: the folder or the file, with need_bytes if the
  * disk (or RLIMIT_FSIZE) has no room; KVD_E_UNSUPPORTED: the folder is in memory
  * (tmpfs, ramfs); KVD_E_BUDGET, KVD_E_NOMEM. On failure nothing remains.
  * The shape is copied, the ledger borrowed until destroy. */
 int kvd__spill_create(kvd_spill **out, const kvd_kv_shape *s, const kvd_spill_options *o, kvd_ledger *l,
                       kvd_error *err);
-/* Ends a read, joins the thread, closes the file. Sets *sp to NULL; NULL inside is
+/* Ends a read, joins the threads, closes the file. Sets *sp to NULL; NULL inside is
  * accepted. */
 void kvd__spill_destroy(kvd_spill **sp);
 

@@ -4,8 +4,8 @@
  * The page cache. With O_DIRECT the kernel copies nothing. Some file systems take the
  * flag and read through the cache all the same, others refuse it, so what was moved is
  * also written back and dropped with advice, in both modes: where there is nothing to
- * drop that costs a microsecond. Read-ahead is switched off, for the reader thread
- * asks for large pieces ahead of time itself.
+ * drop that costs a microsecond. Read-ahead is switched off: the readers ask
+ * for large pieces ahead of time themselves.
  *
  * Reservation. fallocate, after a look at the free space: a file system may hand out
  * all it has before it says no, and a neighbour would meet a full disk for a moment.

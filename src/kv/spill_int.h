@@ -16,15 +16,16 @@ typedef struct kvd_spill_cursor {
 
 struct kvd_spill {
     /* Fixed at creation. */
-    int n_layers, n_slots;
+    int n_layers, n_slots, n_readers;
     int64_t block_bytes, record_bytes, max_blocks, segment_blocks, write_blocks, file_bytes;
     const kvd_spill_ops *ops;
     void *ops_ctx;
     int fd;
-    bool direct, named, started;
+    bool direct, named;
     pid_t owner; /* after fork the child is another */
     char *memory, *slots, *bounce;
-    pthread_t thread;
+    int n_threads; /* of the readers that were started */
+    pthread_t threads[KVD__SPILL_MAX_READERS];
 
     /* The caller's. sums: [n_layers][max_blocks], 0: not there; an entry is set by a
      * write before any read may ask for it and then stays until a drop. */
@@ -36,16 +37,20 @@ struct kvd_spill {
 
     _Atomic bool broken;
 
-    /* Shared with the reader thread, under the mutex. The segment number i of a read
-     * lives in slot i mod n_slots: [released, filled) are in memory, of which the
-     * consumer holds [released, taken). */
+    /* Shared with the readers, under the mutex. Segment number i of a read lives in slot
+     * i mod n_slots. Readers have claimed [0, claimed); the consumer was given
+     * [0, taken) and gave back [0, released). */
     pthread_mutex_t mutex;
-    pthread_cond_t work;  /* the reader waits: a read, a free slot, an end */
-    pthread_cond_t ready; /* the caller waits: a filled slot, the reader at rest */
+    pthread_cond_t work;  /* readers wait: a read, a free slot, an end */
+    pthread_cond_t ready; /* the caller waits: a segment was read, or failed */
     const kvd_spill_range *ranges;
-    int64_t n_ranges, filled, released, read_bytes, read_ns;
-    bool active, cancel, quit;
-    kvd_error failure; /* code 0: none */
+    int64_t n_ranges, claimed, released, read_bytes, read_ns;
+    kvd_spill_cursor ahead; /* of the next to claim */
+    int n_busy;             /* readers in a system call */
+    bool active, quit;
+    bool filled[KVD__SPILL_MAX_SLOTS];
+    int64_t failed;    /* the first segment that failed, INT64_MAX: none */
+    kvd_error failure; /* of that one */
 };
 
 static inline int64_t kvd__spill_now_ns(void)

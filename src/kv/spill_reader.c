@@ -1,14 +1,18 @@
-/* kv: the reading side of the spill (spill.h): one thread, one ring.
+/* kv: the reading side of the spill (spill.h): a few threads, one ring.
  *
- *   reader    walk the ranges; wait for a free slot; pread, hash, compare; filled++
- *   consumer  next: wait until filled > taken; taken++     release: released++
+ *   reader    claim the next segment as soon as its slot is free; pread, hash,
+ *             compare; mark the slot filled
+ *   consumer  next: wait until the slot of the segment in turn is filled
+ *             release: its slot is free
  *
- * One lock and two conditions: a slot is some hundred kilobytes, so they are taken a
- * few thousand times a second at most. The thread allocates nothing, takes no signal
- * and sleeps between reads.
+ * Why more than one reader: a disk is idle between a read and the next, and busy
+ * with two; that gives with small segments, so with little memory, the rate of large
+ * ones. One lock and two conditions: a segment is some hundred kilobytes, so they
+ * are taken a few thousand times a second at most. The threads allocate nothing,
+ * take no signal and sleep between reads.
  *
  * An error is handed out in its place: what was read before it is good and comes
- * first, so what a caller sees does not depend on how far ahead the reader was. */
+ * first, so what a caller sees does not depend on how far ahead the readers were. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <string.h>
@@ -62,33 +66,15 @@ static int load(kvd_spill *sp, const kvd_spill_segment *seg, char *slot, kvd_err
     return 0;
 }
 
-/* One read, from begin to its end or cancellation. With the mutex held. */
-static void read_ranges(kvd_spill *sp)
+/* The next segment to read, if there is one and a slot for it. With the mutex held. */
+static bool claim(kvd_spill *sp, kvd_spill_segment *seg, int64_t *i)
 {
-    kvd_spill_cursor c = {0, -1};
-    kvd_spill_segment seg;
-    while (!sp->cancel && advance(sp, &c, &seg)) {
-        while (!sp->cancel && sp->filled - sp->released == sp->n_slots)
-            pthread_cond_wait(&sp->work, &sp->mutex);
-        if (sp->cancel)
-            return;
-        char *slot = slot_of(sp, sp->filled);
-        kvd_error err;
-        pthread_mutex_unlock(&sp->mutex);
-        int64_t before = kvd__spill_now_ns();
-        int rc = load(sp, &seg, slot, &err);
-        int64_t ns = kvd__spill_now_ns() - before;
-        pthread_mutex_lock(&sp->mutex);
-        sp->read_ns += ns;
-        if (rc) {
-            sp->failure = err;
-            atomic_store(&sp->broken, true);
-            return;
-        }
-        sp->read_bytes += seg.n_blocks * sp->record_bytes;
-        sp->filled++;
-        pthread_cond_signal(&sp->ready);
-    }
+    if (!sp->active || sp->failed != INT64_MAX || sp->claimed - sp->released == sp->n_slots ||
+        !advance(sp, &sp->ahead, seg))
+        return false;
+    *i = sp->claimed++;
+    sp->filled[*i % sp->n_slots] = false;
+    return true;
 }
 
 static void *reader(void *arg)
@@ -96,13 +82,30 @@ static void *reader(void *arg)
     kvd_spill *sp = arg;
     pthread_mutex_lock(&sp->mutex);
     while (!sp->quit) {
-        if (sp->active) {
-            read_ranges(sp);
-            sp->active = false;
-            pthread_cond_signal(&sp->ready);
-        } else {
+        kvd_spill_segment seg;
+        kvd_error err;
+        int64_t i;
+        if (!claim(sp, &seg, &i)) {
             pthread_cond_wait(&sp->work, &sp->mutex);
+            continue;
         }
+        sp->n_busy++;
+        pthread_mutex_unlock(&sp->mutex);
+        int64_t before = kvd__spill_now_ns();
+        int rc = load(sp, &seg, slot_of(sp, i), &err);
+        int64_t ns = kvd__spill_now_ns() - before;
+        pthread_mutex_lock(&sp->mutex);
+        sp->n_busy--;
+        sp->read_ns += ns;
+        if (!rc) {
+            sp->read_bytes += seg.n_blocks * sp->record_bytes;
+            sp->filled[i % sp->n_slots] = true;
+        } else if (i < sp->failed) {
+            sp->failed = i;
+            sp->failure = err;
+            atomic_store(&sp->broken, true);
+        }
+        pthread_cond_signal(&sp->ready);
     }
     pthread_mutex_unlock(&sp->mutex);
     return NULL;
@@ -114,16 +117,19 @@ int kvd__spill_reader_start(kvd_spill *sp, kvd_error *err)
     sigset_t all, old;
     if (pthread_mutex_init(&sp->mutex, NULL) || pthread_cond_init(&sp->work, NULL) || pthread_cond_init(&sp->ready, NULL) ||
         pthread_attr_init(&attr))
-        return kvd__fail(err, KVD_E_NOMEM, "cannot start the reader of the spill file");
+        return kvd__fail(err, KVD_E_NOMEM, "cannot start a reader of the spill file");
     pthread_attr_setstacksize(&attr, STACK_BYTES);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    int rc = pthread_create(&sp->thread, &attr, reader, sp);
+    int rc = 0;
+    while (!rc && sp->n_threads < sp->n_readers) {
+        rc = pthread_create(&sp->threads[sp->n_threads], &attr, reader, sp);
+        sp->n_threads += !rc;
+    }
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     pthread_attr_destroy(&attr);
     if (rc)
-        return kvd__fail(err, KVD_E_NOMEM, "cannot start the reader of the spill file: %s", strerror(rc));
-    sp->started = true;
+        return kvd__fail(err, KVD_E_NOMEM, "cannot start a reader of the spill file: %s", strerror(rc));
     return 0;
 }
 
@@ -132,9 +138,10 @@ void kvd__spill_reader_stop(kvd_spill *sp)
     kvd__spill_read_end(sp);
     pthread_mutex_lock(&sp->mutex);
     sp->quit = true;
-    pthread_cond_signal(&sp->work);
+    pthread_cond_broadcast(&sp->work);
     pthread_mutex_unlock(&sp->mutex);
-    pthread_join(sp->thread, NULL);
+    while (sp->n_threads)
+        pthread_join(sp->threads[--sp->n_threads], NULL);
     pthread_cond_destroy(&sp->ready);
     pthread_cond_destroy(&sp->work);
     pthread_mutex_destroy(&sp->mutex);
@@ -161,27 +168,34 @@ int kvd__spill_read_begin(kvd_spill *sp, const kvd_spill_range *ranges, int64_t 
     pthread_mutex_lock(&sp->mutex);
     sp->ranges = ranges;
     sp->n_ranges = n_ranges;
-    sp->filled = sp->released = 0;
-    sp->failure.code = 0;
-    sp->cancel = false;
+    sp->ahead = sp->next;
+    sp->claimed = sp->released = 0;
+    memset(sp->filled, 0, sizeof sp->filled);
+    sp->failed = INT64_MAX;
     sp->active = true;
-    pthread_cond_signal(&sp->work);
+    pthread_cond_broadcast(&sp->work);
     pthread_mutex_unlock(&sp->mutex);
     return 0;
 }
 
-/* Wait for segment number sp->taken; the code of the read's failure if it will not come. */
+/* Is the segment in turn decided? With the mutex held. */
+static bool decided(const kvd_spill *sp)
+{
+    return sp->failed <= sp->taken || (sp->taken < sp->claimed && sp->filled[sp->taken % sp->n_slots]);
+}
+
+/* Wait for segment number sp->taken; its code if it failed. */
 static int await(kvd_spill *sp, kvd_error *err)
 {
     int rc = 0;
     pthread_mutex_lock(&sp->mutex);
-    if (sp->filled == sp->taken && !sp->failure.code) {
+    if (!decided(sp)) {
         int64_t before = kvd__spill_now_ns();
-        while (sp->filled == sp->taken && !sp->failure.code)
+        while (!decided(sp))
             pthread_cond_wait(&sp->ready, &sp->mutex);
         sp->wait_ns += kvd__spill_now_ns() - before;
     }
-    if (sp->filled == sp->taken) {
+    if (sp->failed <= sp->taken) {
         rc = sp->failure.code;
         if (err)
             *err = sp->failure;
@@ -226,9 +240,8 @@ void kvd__spill_read_end(kvd_spill *sp)
     if (!sp->reading || sp->owner != getpid())
         return;
     pthread_mutex_lock(&sp->mutex);
-    sp->cancel = true;
-    pthread_cond_signal(&sp->work);
-    while (sp->active)
+    sp->active = false; /* nothing more is claimed */
+    while (sp->n_busy)
         pthread_cond_wait(&sp->ready, &sp->mutex);
     pthread_mutex_unlock(&sp->mutex);
     sp->reading = false;

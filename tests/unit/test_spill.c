@@ -160,14 +160,14 @@ static void bytes_are_known_beforehand(void **state)
     kvd_kv_shape smol = rig_shape(30, 3, 64);
     kvd_spill_options o = options_of(125);
     assert_int_equal(kvd__spill_file_bytes(&smol, &o), 30 * 125 * 12288);
-    assert_int_equal(kvd__spill_bytes(&smol, &o), (3 * 16 + 4) * 12288 + 4096 + 125 * (30 * 8 + 2));
+    assert_int_equal(kvd__spill_bytes(&smol, &o), (4 * 16 + 4) * 12288 + 4096 + 125 * (30 * 8 + 2));
 }
 
 static void options_out_of_range(void **state)
 {
     kvd_kv_shape s = rig_shape(2, 1, 8);
-    kvd_spill_options good = options_of(4), bad[12];
-    for (int i = 0; i < 12; i++)
+    kvd_spill_options good = options_of(4), bad[14];
+    for (int i = 0; i < 14; i++)
         bad[i] = good;
     bad[0].max_blocks = 0;
     bad[1].max_blocks = INT64_MAX;
@@ -180,14 +180,16 @@ static void options_out_of_range(void **state)
     bad[8].max_blocks = bad[8].write_blocks = INT64_MAX / 4096;
     bad[9].max_blocks = INT64_MAX / 8192 + 1;
     bad[10].segment_blocks = bad[10].write_blocks = -5;
-    bad[11].dir = NULL;
-    for (int i = 0; i < 12; i++) {
+    bad[11].n_readers = 0;
+    bad[12].n_readers = KVD__SPILL_MAX_READERS + 1;
+    bad[13].dir = NULL;
+    for (int i = 0; i < 14; i++) {
         kvd_ledger l;
         kvd_error err;
         kvd_spill *sp = NULL;
         kvd__ledger_init(&l, 0);
         check(kvd__spill_create(&sp, &s, &bad[i], &l, &err) == KVD_E_RANGE && !sp, "options %d", i);
-        if (i < 11)
+        if (i < 13)
             check(kvd__spill_bytes(&s, &bad[i]) == INT64_MAX && kvd__spill_file_bytes(&s, &bad[i]) == INT64_MAX,
                   "bytes of options %d", i);
     }
@@ -206,6 +208,7 @@ static void round_trips(void **state)
         o.write_blocks = 1 + pick(9);
         o.n_slots = 2 + (int)pick(4);
         o.direct = i % 2;
+        o.n_readers = 1 + (int)pick(4);
         rig r;
         rig_open(&r, s, o);
         for (int64_t b = 0; b < n;) { /* some at once, some layer by layer and backwards */
@@ -301,6 +304,7 @@ static void misuse_is_refused(void **state)
     rig r;
     kvd_spill_options o = options_of(10);
     o.segment_blocks = 2;
+    o.n_slots = 3;
     rig_open(&r, rig_shape(2, 1, 8), o);
     rig_write(&r, 0, 9);
     kvd_spill_segment seg = {.layer = 77};
@@ -609,8 +613,8 @@ static void on_alarm(int sig)
     elsewhere |= !pthread_equal(pthread_self(), main_thread);
 }
 
-/* A timer that interrupts every call it can: nothing is lost, and the reader thread
- * takes no signal. */
+/* A timer that interrupts every call it can: nothing is lost, and the readers
+ * take no signal. */
 static void signals_during_io(void **state)
 {
     struct sigaction sa = {.sa_handler = on_alarm}, old; /* no SA_RESTART */
@@ -695,44 +699,49 @@ static double plain_rate(int fd, int64_t bytes, size_t piece)
     return best;
 }
 
+static void bench_one(int layers, int heads, int d, kvd_spill_options o)
+{
+    kvd_spill_range ranges[KVD__MAX_LAYERS];
+    for (int l = 0; l < layers; l++)
+        ranges[l] = (kvd_spill_range){l, 0, o.max_blocks};
+    rig r;
+    rig_open(&r, rig_shape(layers, heads, d), o);
+    rig_write(&r, 0, o.max_blocks);
+    kvd_spill_stats st;
+    kvd__spill_stats(r.sp, &st);
+    double best = 0, wrote = (double)st.written_bytes / (double)st.write_ns * 1e3;
+    int64_t bytes = kvd__spill_file_bytes(&r.shape, &o), piece = kvd__spill_bytes(&r.shape, &o);
+    for (int k = 0; k < 5; k++) {
+        double t = seconds();
+        kvd_spill_segment seg;
+        kvd__spill_read_begin(r.sp, ranges, layers, NULL);
+        while (!kvd__spill_next(r.sp, &seg, NULL) && seg.n_blocks)
+            kvd__spill_release(r.sp);
+        kvd__spill_read_end(r.sp);
+        double rate = (double)bytes / (seconds() - t) / 1e6;
+        best = rate > best ? rate : best;
+    }
+    printf("%6d %7d %5d %7lld %6lld %6.0f %6.0f %6.0f\n", st.direct, o.n_readers, o.n_slots, (long long)o.segment_blocks,
+           (long long)piece / 1024, wrote, best, plain_rate(r.fd, bytes, 1 << 20));
+    rig_close(&r);
+}
+
 static int bench(int argc, char **argv)
 {
     int layers = argc > 2 ? atoi(argv[2]) : 30, heads = argc > 3 ? atoi(argv[3]) : 3, d = argc > 4 ? atoi(argv[4]) : 64;
-    int64_t n = argc > 5 ? atoi(argv[5]) : 125, segments[] = {4, 16, 32, 64, 128};
-    kvd_spill_range ranges[KVD__MAX_LAYERS];
-    for (int l = 0; l < layers; l++)
-        ranges[l] = (kvd_spill_range){l, 0, n};
-    printf("%d layers, %lld blocks; MB/s, reading best of 5\n", layers, (long long)n);
-    printf("direct segment_blocks KB write spill plain waited/pass_ms ring_KB\n");
+    kvd_spill_options o = options_of(argc > 5 ? atoi(argv[5]) : 125);
+    printf("%d layers, %lld blocks; reads: MB/s, best of 5; plain: one after the other, 1 MiB each\n", layers,
+           (long long)o.max_blocks);
+    printf("direct readers slots segment mem_KB  write  spill  plain\n");
     for (int mode = 0; mode < 2; mode++)
-        for (size_t i = 0; i < sizeof segments / sizeof *segments; i++) {
-            kvd_spill_options o = options_of(n);
-            o.direct = !mode;
-            o.segment_blocks = segments[i];
-            rig r;
-            rig_open(&r, rig_shape(layers, heads, d), o);
-            rig_write(&r, 0, n);
-            kvd_spill_stats st;
-            kvd__spill_stats(r.sp, &st);
-            double best = 0, wrote = (double)st.written_bytes / (double)st.write_ns * 1e3;
-            for (int k = 0; k < 5; k++) {
-                double t = seconds();
-                kvd_spill_segment seg;
-                kvd__spill_read_begin(r.sp, ranges, layers, NULL);
-                while (!kvd__spill_next(r.sp, &seg, NULL) && seg.n_blocks)
-                    kvd__spill_release(r.sp);
-                kvd__spill_read_end(r.sp);
-                t = seconds() - t;
-                double rate = (double)kvd__spill_file_bytes(&r.shape, &o) / t / 1e6;
-                best = rate > best ? rate : best;
-            }
-            kvd__spill_stats(r.sp, &st);
-            int64_t piece = (segments[i] < n ? segments[i] : n) * ((kvd__kv_block_bytes(&r.shape) + 4095) / 4096 * 4096);
-            printf("%d %lld %lld %.0f %.0f %.0f %.1f %lld\n", st.direct, (long long)segments[i], (long long)piece / 1024,
-                   wrote, best, plain_rate(r.fd, kvd__spill_file_bytes(&r.shape, &o), (size_t)piece),
-                   (double)st.wait_ns / 5e6, (long long)(3 * piece / 1024));
-            rig_close(&r);
-        }
+        for (int readers = 1; readers <= 3; readers++)
+            for (o.segment_blocks = 4; o.segment_blocks <= 32; o.segment_blocks *= 2)
+                for (o.n_slots = 3; o.n_slots <= 5; o.n_slots++) {
+                    o.direct = !mode;
+                    o.n_readers = readers;
+                    if (o.n_slots > readers && (!mode || o.n_slots == 4))
+                        bench_one(layers, heads, d, o);
+                }
     return 0;
 }
 
