@@ -86,11 +86,11 @@ static int say(chat *k, const char *text, size_t n)
     k->last = 0;
     line_answer_begin();
     int code = talk_say(k->talk, text, on_token, on_progress, k, &k->cost);
-    line_answer_end();
     bool answered = k->cost.answer_tokens > 0;
     if (answered && k->last != '\n')
         putchar('\n');
     int closed = cli_close_stdout();
+    line_answer_end(); /* not before: a reader of our output may be slow */
     if (closed) {
         k->quit = true;
         return closed;
