@@ -489,7 +489,10 @@ static void unnamed_private_closed_on_exec(void **state)
     assert_int_equal(st.st_nlink, 0);
     assert_int_equal(st.st_mode & 0777 & ~0600, 0);
     assert_int_equal(st.st_size, kvd__spill_file_bytes(&r.shape, &r.options));
-    assert_true(st.st_blocks * 512 >= st.st_size); /* reserved */
+    if (fallocate(r.fd, FALLOC_FL_KEEP_SIZE, 0, 1) && errno == EOPNOTSUPP)
+        print_message("SKIPPED: reservation, on a file system that has none\n");
+    else
+        assert_true(st.st_blocks * 512 >= st.st_size);
     assert_true(fcntl(r.fd, F_GETFD) & FD_CLOEXEC);
     assert_int_equal(rig_dir_entries(), 0);
     rig_close(&r);
