@@ -14,7 +14,7 @@ enum {
     LONG_ACTIVATIONS, LONG_TEMP, LONG_TOP_K, LONG_TOP_P, LONG_MIN_P, LONG_REPEAT, LONG_PRESENCE, LONG_FREQUENCY,
     LONG_BIAS, LONG_SEED, LONG_STOP, LONG_IGNORE_EOS, LONG_RAW, LONG_SYSTEM, LONG_TEMPLATE, LONG_JSON, LONG_RECEIPT,
     LONG_QUIET, LONG_NO_BOS, LONG_SPECIAL, LONG_CHUNKS, LONG_QUICK, LONG_FULL, LONG_INJECT, LONG_NO_THINK,
-    LONG_STATS, LONG_PROFILE, LONG_HELP
+    LONG_STATS, LONG_PROFILE, LONG_EVICT_TO, LONG_SPILL_DIR, LONG_HELP
 };
 
 typedef struct {
@@ -38,6 +38,8 @@ static const option_row rows[] = {
     {"kv-budget", LONG_BUDGET, true, OPT_MEMORY, "SIZE", "context memory, e.g. 64M; half of what is available"},
     {"kv-tokens", LONG_KV_TOKENS, true, OPT_MEMORY, "B", "keep K and V of about the last B positions; 0: of none"},
     {"policy", LONG_POLICY, true, OPT_MEMORY, "NAME", "kv-direct, or full: keep everything"},
+    {"evict-to", LONG_EVICT_TO, true, OPT_MEMORY, "TIER", "auto, recompute, disk: where evicted K and V come from again"},
+    {"spill-dir", LONG_SPILL_DIR, true, OPT_MEMORY, "DIR", "folder of the disk tier; the user's cache folder"},
     {"kv-type", LONG_KV_TYPE, true, OPT_NUMBERS, "TYPE", "f16, bf16, f32"},
     {"stream", LONG_STREAM, true, OPT_NUMBERS, "TYPE", "residual stream: f32, f16, bf16"},
     {"activations", LONG_ACTIVATIONS, true, OPT_NUMBERS, "KIND", "auto (8 bit with quantised weights) or f32"},
@@ -207,6 +209,13 @@ static bool apply_machine(cli *c, int value, const char *a)
         c->so.policy = (kvd_policy)i;
         c->policy_given = true;
         return i >= 0;
+    case LONG_EVICT_TO:
+        i = choice(a, (const char *const[]){"auto", "recompute", "disk", NULL});
+        c->so.evict_to = (kvd_evict_to)i;
+        return i >= 0;
+    case LONG_SPILL_DIR:
+        c->so.spill_dir = a;
+        return *a != 0;
     case LONG_KV_TYPE:
         c->kv_type_given = true;
         return float_type(a, &c->so.kv_type);

@@ -51,6 +51,7 @@ typedef struct cli {
     int64_t inject_pos;
     const char *stop[32];
     kvd_logit_bias bias[256];
+    char spill_dir[4096];
     const char *words[4]; /* what stands without an option */
     int n_words;
 } cli;
@@ -76,6 +77,11 @@ int cli_read_file(const char *path, char **text, size_t *n);
 /* Load c->model as asked; the default budget, half of the available memory, is
  * set when budget is true and none was given. 0 or an exit code. */
 int cli_load(const cli *c, bool budget, kvd_model **m);
+
+/* The folder of the disk tier, made if need be: --spill-dir, or the user's cache
+ * folder ($XDG_CACHE_HOME/kvd or ~/.cache/kvd). Sets c->so.spill_dir; 0 or an exit
+ * code. Nothing happens when the disk was not asked for. */
+int cli_spill_dir(cli *c);
 
 /* First SIGINT sets a flag, the second ends the process at once. */
 void cli_catch_interrupt(void);

@@ -66,6 +66,10 @@ static json_t *report(const kvd_model *m, const kvd_session *s, const kvd_result
                            (json_int_t)peak, "resident_tokens", (json_int_t)st.resident_tokens, "evicted_tokens",
                            (json_int_t)st.evicted_tokens, "recomputed_tokens", (json_int_t)st.recomputed_tokens, "passes",
                            (json_int_t)st.passes, "drafted", (json_int_t)st.drafted, "accepted", (json_int_t)st.accepted);
+    if (st.disk || st.disk_error)
+        json_object_set_new(kv, "disk", json_pack("{s:b, s:I, s:I, s:f, s:s?}", "in_use", st.disk, "read_bytes", (json_int_t)st.disk_read_bytes,
+                                                  "written_bytes", (json_int_t)st.disk_written_bytes, "wait_s", st.disk_wait_s,
+                                                  "error", st.disk_error));
     json_t *o = json_object();
     json_object_set_new(o, "text", cli_json_text(r->text ? r->text : "", r->n_text));
     json_object_set_new(o, "tokens", cli_json_ids(r->tokens, r->n_tokens));
@@ -148,7 +152,7 @@ int cmd_run(int argc, char **argv)
     kvd_model *m = NULL;
     int32_t *ids = NULL;
     int64_t n = 0;
-    if ((rc = cli_load(&c, true, &m)))
+    if ((rc = cli_spill_dir(&c)) || (rc = cli_load(&c, true, &m)))
         return rc;
     cli_catch_interrupt();
     if (!(rc = encode(&c, m, &ids, &n))) {

@@ -100,6 +100,29 @@ int cli_load(const cli *c, bool budget, kvd_model **m)
     return 0;
 }
 
+int cli_spill_dir(cli *c)
+{
+    if (c->so.evict_to != KVD_EVICT_DISK || c->so.spill_dir)
+        return 0;
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    bool own = cache && *cache == '/';
+    if (!own && (!home || *home != '/'))
+        return cli_fail(EXIT_USAGE, "no HOME: give --spill-dir");
+    int n = snprintf(c->spill_dir, sizeof c->spill_dir, "%s%s", own ? cache : home, own ? "/kvd" : "/.cache/kvd");
+    if (n < 0 || (size_t)n >= sizeof c->spill_dir)
+        return cli_fail(EXIT_USAGE, "the cache folder's name is too long: give --spill-dir");
+    for (char *p = c->spill_dir + 1; *p; p++)
+        if (*p == '/') {
+            *p = 0;
+            mkdir(c->spill_dir, 0755);
+            *p = '/';
+        }
+    if (mkdir(c->spill_dir, 0700) && errno != EEXIST)
+        return cli_fail(EXIT_RESOURCES, "%s: %s", c->spill_dir, strerror(errno));
+    c->so.spill_dir = c->spill_dir;
+    return 0;
+}
+
 /* ---- signals and progress ---------------------------------------------------------------- */
 
 static volatile sig_atomic_t interrupted;

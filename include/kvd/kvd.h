@@ -50,6 +50,13 @@ typedef enum kvd_policy {
     KVD_POLICY_FULL       /* keep everything; KVD_E_BUDGET when it does not fit */
 } kvd_policy;
 
+/* Where what is dropped comes from again. */
+typedef enum kvd_evict_to {
+    KVD_EVICT_AUTO,      /* the faster one here */
+    KVD_EVICT_RECOMPUTE, /* from the token ids, in the pass */
+    KVD_EVICT_DISK       /* written to a file once, read back in each pass */
+} kvd_evict_to;
+
 /* Types of stored K and V, and of the residual stream between layers. */
 typedef enum kvd_float_type { KVD_TYPE_F16, KVD_TYPE_BF16, KVD_TYPE_F32 } kvd_float_type;
 
@@ -70,6 +77,9 @@ typedef struct kvd_session_options {
     kvd_policy policy;       /* default KVD_POLICY_KV_DIRECT */
     kvd_float_type kv_type;  /* default KVD_TYPE_F16. Changes bits. */
     kvd_float_type stream;   /* default KVD_TYPE_F32. Changes bits. */
+    kvd_evict_to evict_to;   /* default KVD_EVICT_AUTO */
+    const char *spill_dir;   /* an existing folder for KVD_EVICT_DISK, not in memory (tmpfs); borrowed for
+                                the call; default NULL: no disk tier, AUTO recomputes */
     int64_t kv_tokens;       /* B: positions kept resident, from 16*floor((T-B)/16) on;
                                 0: none; -1 (default): as many as the budget allows */
 } kvd_session_options;
@@ -235,6 +245,10 @@ typedef struct kvd_session_stats {
     int64_t recomputed_tokens; /* sum of rebuilt positions over all passes */
     int64_t passes;
     int64_t drafted, accepted; /* speculation: none yet, always 0 */
+    bool disk;                 /* a spill file is in use */
+    int64_t disk_read_bytes, disk_written_bytes;
+    double disk_wait_s;        /* passes waited for the disk */
+    const char *disk_error;    /* why the disk tier was given up, borrowed from s; NULL: it was not */
 } kvd_session_stats;
 KVD_API void kvd_session_get_stats(const kvd_session *s, kvd_session_stats *st);
 

@@ -118,9 +118,9 @@ static int admit(kvd_session *s, int64_t n, const kvd_generate_options *o, int64
                          "%lld tokens, %lld of prompt and %lld new ones do not fit the trained context of %lld",
                          (long long)s->n, (long long)n, (long long)new, (long long)n_ctx);
     int64_t prompt = s->n + n, want = prompt + new;
-    int64_t need = kvd__least_bytes(&s->shape, &lim, want);
+    int64_t need = kvd__session_least_bytes(s, &lim, want);
     if (need > lim.budget_bytes) {
-        int64_t most = kvd__max_tokens(&s->shape, &lim, n_ctx);
+        int64_t most = kvd__session_max_tokens(s, &lim);
         kvd__fail(err, KVD_E_BUDGET,
                   "context memory: prompt of %lld tokens and %lld new ones need %lld bytes, the budget is %lld (T_max %lld tokens)",
                   (long long)prompt, (long long)new, (long long)need, (long long)lim.budget_bytes, (long long)most);
@@ -131,8 +131,9 @@ static int admit(kvd_session *s, int64_t n, const kvd_generate_options *o, int64
         return KVD_E_BUDGET;
     }
     *limit = o->max_tokens;
+    s->reserve_tokens = want;
     if (o->max_tokens < 0)
-        *limit = kvd__max_tokens(&s->shape, &lim, n_ctx) - prompt;
+        *limit = kvd__session_max_tokens(s, &lim) - prompt;
     return 0;
 }
 

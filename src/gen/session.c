@@ -1,3 +1,4 @@
+#include "gen/disk.h"
 #include "gen/sampler.h"
 #include "gen/session.h"
 
@@ -21,6 +22,10 @@ static int check_options(const kvd_session_options *o, kvd_error *err)
         return kvd__fail(err, KVD_E_RANGE, "session options: unknown policy or type");
     if (o->kv_tokens < -1)
         return kvd__fail(err, KVD_E_RANGE, "kv_tokens: %lld is below -1", (long long)o->kv_tokens);
+    if ((unsigned)o->evict_to > KVD_EVICT_DISK)
+        return kvd__fail(err, KVD_E_RANGE, "session options: unknown tier");
+    if (o->evict_to == KVD_EVICT_DISK && (!o->spill_dir || !*o->spill_dir))
+        return kvd__fail(err, KVD_E_RANGE, "evicting to disk needs a folder (spill_dir)");
     if (o->policy == KVD_POLICY_FULL && o->kv_tokens >= 0)
         return kvd__fail(err, KVD_E_RANGE, "policy full keeps everything: kv_tokens does not go with it");
     return 0;
@@ -42,6 +47,12 @@ int kvd_session_create(kvd_session **out, kvd_model *m, const kvd_session_option
         return KVD_E_NOMEM;
     s->m = m;
     s->o = o;
+    s->evict_to = o.evict_to == KVD_EVICT_DISK ? KVD_EVICT_DISK : KVD_EVICT_RECOMPUTE;
+    if (o.spill_dir && !(s->spill_dir = kvd__strndup(m->ledger, KVD_ACC_HOST, o.spill_dir, strlen(o.spill_dir), err))) {
+        kvd_session_free(&s);
+        return KVD_E_NOMEM;
+    }
+    s->o.spill_dir = s->spill_dir;
     s->stream_type = kvd__kvtype_of(o.stream);
     kvd__model_kv_shape(m, kvd__kvtype_of(o.kv_type), s->stream_type, &s->shape);
     size_t n_vocab = (size_t)m->config.n_vocab;
@@ -65,7 +76,9 @@ void kvd_session_free(kvd_session **ps)
     *ps = NULL;
     if (!s)
         return;
+    kvd__spill_destroy(&s->spill);
     kvd__kv_destroy(&s->kv);
+    kvd__free(s->spill_dir);
     kvd__free(s->ids);
     kvd__free(s->logits);
     kvd__free(s->candidates);
@@ -87,7 +100,31 @@ kvd_limits kvd__session_limits(const kvd_session *s)
         .kv_tokens = s->o.kv_tokens,
         .budget_bytes = s->m->ledger->budget_bytes == INT64_MAX ? INT64_MAX : room + own,
         .piece_tokens = KVD__PIECE_TOKENS,
+        .disk_piece_tokens = s->m->scratch.chunk,
     };
+}
+
+int64_t kvd__session_least_bytes(const kvd_session *s, const kvd_limits *lim, int64_t n)
+{
+    if (!kvd__disk_wanted(s))
+        return kvd__least_bytes(&s->shape, lim, n);
+    int64_t full = kvd__full_bytes(&s->shape, n), disk = kvd__disk_least_bytes(&s->shape, n) + kvd__disk_spill_bytes(s, n);
+    return lim->kv_tokens < 0 && full < disk ? full : disk;
+}
+
+int64_t kvd__session_max_tokens(const kvd_session *s, const kvd_limits *lim)
+{
+    if (!kvd__disk_wanted(s))
+        return kvd__max_tokens(&s->shape, lim, s->m->config.n_ctx);
+    int64_t lo = 0, hi = s->m->config.n_ctx;
+    while (lo < hi) {
+        int64_t mid = lo + (hi - lo + 1) / 2;
+        if (kvd__session_least_bytes(s, lim, mid) <= lim->budget_bytes)
+            lo = mid;
+        else
+            hi = mid - 1;
+    }
+    return lo;
 }
 
 /* ---- one pass ----------------------------------------------------------------- */
@@ -140,7 +177,7 @@ static void tap_kv_read(void *ctx, int span, int layer, int64_t pos, const float
 }
 
 /* Carry out a plan whose new tokens' ids are in place. */
-static int run_pass(kvd_session *s, const kvd_pass_plan *plan, int64_t n_logits, sink *k, kvd_error *err)
+static int run_pass(kvd_session *s, const kvd_pass_plan *plan, bool disk, int64_t n_logits, sink *k, kvd_error *err)
 {
     int rc = kvd__kv_begin(s->kv, plan, err);
     if (rc)
@@ -151,7 +188,8 @@ static int run_pass(kvd_session *s, const kvd_pass_plan *plan, int64_t n_logits,
         return err && err->code ? err->code : KVD_E_NOMEM;
     }
     kvd_span span = {.kv = s->kv, .ids = s->ids, .recompute = plan->recompute, .n_before = plan->n_before,
-                     .n_new = plan->n_new, .n_logits = n_logits};
+                     .n_new = plan->n_new, .n_logits = n_logits, .spill = disk ? s->spill : NULL,
+                     .disk_blocks = disk ? plan->start / KVD__BLOCK : 0};
     kvd_taps taps = {.ctx = &s->lab, .residual = s->lab.residual ? tap_residual : NULL,
                      .kv_made = s->lab.kv_made ? tap_kv_made : NULL, .kv_read = s->lab.kv_read ? tap_kv_read : NULL};
     kvd_pass pass = {.spans = &span, .n_spans = 1, .stream = stream, .stream_type = s->stream_type,
@@ -199,26 +237,70 @@ static int check_feed(const kvd_session *s, const int32_t *ids, int64_t n, kvd_e
     return 0;
 }
 
+/* The next pass: resident if all fits, else by the session's tier. */
+static int next_pass(kvd_session *s, const kvd_limits *lim, int64_t at, int64_t total, kvd_pass_plan *plan, bool *disk,
+                     kvd_error *err)
+{
+    *disk = false;
+    int rc = kvd__pass_plan(&s->shape, lim, at, s->kv->start, total - at, plan, err);
+    bool all_stays = !rc && plan->start == 0 && plan->recompute == 0 && plan->n_before == at;
+    if (all_stays || !kvd__disk_wanted(s))
+        return rc;
+    kvd_error disk_error;
+    rc = kvd__disk_next(s, at, total, plan, &disk_error);
+    if (rc == KVD_E_IO || rc == KVD_E_UNSUPPORTED) { /* no spill to be had */
+        kvd__disk_off(s, &disk_error);
+        return kvd__pass_plan(&s->shape, lim, at, s->kv->start, total - at, plan, err);
+    }
+    *disk = !rc;
+    if (rc && err)
+        *err = disk_error;
+    return rc;
+}
+
+/* One step towards total tokens from *at. */
+static int step(kvd_session *s, const kvd_limits *lim, const int32_t *ids, int64_t *at, int64_t total, int64_t n_logits,
+                sink *k, kvd_error *err)
+{
+    kvd_pass_plan plan;
+    bool disk;
+    int rc = next_pass(s, lim, *at, total, &plan, &disk, err);
+    if (rc)
+        return rc;
+    if (plan.n_before < *at)
+        kvd__kv_reset(s->kv, plan.n_before);
+    if (disk && (rc = kvd__disk_write(s, &plan, err))) {
+        kvd__disk_off(s, err);
+        return 0; /* again, without it */
+    }
+    kvd__kv_evict(s->kv, &plan); /* first: the ids may need its room */
+    if ((rc = fit_ids(s, total, err)))
+        return rc;
+    memcpy(s->ids + s->n, ids, (size_t)(total - s->n) * sizeof *ids);
+    int64_t end = plan.n_before + plan.n_new, first_wanted = total - n_logits, want = end > first_wanted ? end - first_wanted : 0;
+    rc = run_pass(s, &plan, disk, want < plan.n_new ? want : plan.n_new, k, err);
+    if (rc && disk && kvd__spill_broken(s->spill)) {
+        kvd__disk_off(s, err);
+        *at = plan.n_before; /* what is not resident is evicted now */
+        return 0;
+    }
+    if (!rc)
+        *at = end;
+    return rc;
+}
+
 static int feed(kvd_session *s, const int32_t *ids, int64_t n, int64_t n_logits, sink *k, kvd_error *err)
 {
     kvd_error own = {0}, *e = err ? err : &own;
     int rc = check_feed(s, ids, n, e);
     if (rc)
         return rc;
-    int64_t total = s->n + n, first_wanted = total - n_logits;
+    int64_t total = s->n + n, at = s->n;
     kvd_limits lim = kvd__session_limits(s);
-    kvd_pass_plan plan;
-    for (int64_t at = s->n; !rc && at < total; at = plan.n_before + plan.n_new) {
-        if ((rc = kvd__pass_plan(&s->shape, &lim, at, s->kv->start, total - at, &plan, e)))
-            break;
-        if (plan.n_before < at)
-            kvd__kv_reset(s->kv, 0);
-        kvd__kv_evict(s->kv, &plan); /* first: the ids may need its room */
-        if ((rc = fit_ids(s, total, e)))
-            break;
-        memcpy(s->ids + s->n, ids, (size_t)n * sizeof *ids);
-        int64_t end = plan.n_before + plan.n_new, want = end > first_wanted ? end - first_wanted : 0;
-        rc = run_pass(s, &plan, want < plan.n_new ? want : plan.n_new, k, e);
+    while (!rc && at < total) {
+        rc = step(s, &lim, ids, &at, total, n_logits, k, e);
+        if (s->spill || s->disk_off)
+            lim = kvd__session_limits(s); /* the spill's buffers came or went */
     }
     if (!rc) {
         s->n = total;
@@ -227,9 +309,10 @@ static int feed(kvd_session *s, const int32_t *ids, int64_t n, int64_t n_logits,
     if (s->kv->end < s->n) /* it had begun again */
         kvd__kv_reset(s->kv, s->n);
     kvd__kv_truncate(s->kv, s->n);
+    kvd__disk_cut(s, s->n);
     fit_ids(s, s->n, NULL);
     if (rc == KVD_E_BUDGET)
-        e->max_tokens = kvd__max_tokens(&s->shape, &lim, s->m->config.n_ctx);
+        e->max_tokens = kvd__session_max_tokens(s, &lim);
     return rc;
 }
 
@@ -283,6 +366,15 @@ void kvd_session_get_stats(const kvd_session *s, kvd_session_stats *st)
     st->n_tokens = s->n;
     st->resident_tokens = s->kv->end - s->kv->start;
     st->evicted_tokens = s->n - st->resident_tokens;
+    st->disk = s->spill != NULL;
+    st->disk_error = s->disk_off ? s->disk_error.message : NULL;
+    if (s->spill) {
+        kvd_spill_stats d;
+        kvd__spill_stats(s->spill, &d);
+        st->disk_read_bytes = d.read_bytes;
+        st->disk_written_bytes = d.written_bytes;
+        st->disk_wait_s = 1e-9 * (double)d.wait_ns;
+    }
 }
 
 /* ---- laboratory ------------------------------------------------------------------- */

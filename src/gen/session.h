@@ -26,8 +26,22 @@ struct kvd_session {
     void *progress_ctx;
     kvd_lab_taps lab;
     bool has_lab;
+    /* The disk tier (disk.c). */
+    kvd_evict_to evict_to;   /* what was chosen, if AUTO was asked for */
+    char *spill_dir;         /* owned */
+    kvd_spill *spill;        /* NULL: not (yet) in use */
+    int64_t spill_tokens;    /* it has room for so many */
+    int64_t disk_end;        /* positions [0, disk_end) of global layers are in it */
+    int64_t reserve_tokens;  /* the length that generation will reach */
+    bool disk_off;
+    kvd_error disk_error;    /* why it is off */
     struct kvd__candidate *candidates; /* the sampler's, [n_vocab] */
 };
+
+/* Least context memory for n tokens with the tiers that this session has, and the
+ * longest context that fits. */
+int64_t kvd__session_least_bytes(const kvd_session *s, const kvd_limits *lim, int64_t n);
+int64_t kvd__session_max_tokens(const kvd_session *s, const kvd_limits *lim);
 
 /* The limits of this session's passes under what the budget leaves to it now. */
 kvd_limits kvd__session_limits(const kvd_session *s);

@@ -48,6 +48,7 @@ typedef struct kvd_limits {
     int64_t kv_tokens;     /* B, or -1: no such limit */
     int64_t budget_bytes;  /* for this session, INT64_MAX: none */
     int64_t piece_tokens;  /* rows of a pass while everything stays resident, at most */
+    int64_t disk_piece_tokens; /* rows of a pass of the disk tier, at most */
 } kvd_limits;
 
 /* One pass, as it will be carried out. Positions are multiples of 16 where they
@@ -94,6 +95,23 @@ int kvd__pass_plan(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_befor
 int64_t kvd__least_bytes(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_tokens);
 int64_t kvd__full_bytes(const kvd_kv_shape *s, int64_t n_tokens);
 int64_t kvd__max_tokens(const kvd_kv_shape *s, const kvd_limits *lim, int64_t max_tokens);
+
+/* ---- the disk tier (residency_disk.c) ------------------------------------------ */
+
+/* A pass after which [start, n_before + n_new) is resident and [0, start) on disk;
+ * start is a multiple of 16, at most n_before. plan->bytes: without the spill's own
+ * buffers (kvd__spill_bytes). n_tokens: ids and tables are for so many. */
+void kvd__disk_cost(const kvd_kv_shape *s, int64_t n_tokens, int64_t n_before, int64_t n_new, int64_t start,
+                    kvd_pass_plan *plan);
+
+/* The next pass towards n_before + n_left tokens when [0, start_before) is on disk:
+ * the longest piece that fits, dropping as little as it can. lim->budget_bytes is
+ * what the spill's buffers leave. KVD_E_BUDGET as kvd__pass_plan. */
+int kvd__disk_plan(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_before, int64_t start_before, int64_t n_left,
+                   kvd_pass_plan *plan, kvd_error *err);
+
+/* Least bytes for n_tokens, one at a time, without the spill's own buffers. */
+int64_t kvd__disk_least_bytes(const kvd_kv_shape *s, int64_t n_tokens);
 
 /* ---- blocks ----------------------------------------------------------------- */
 

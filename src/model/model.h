@@ -53,6 +53,7 @@ typedef struct kvd_scratch {
     struct kvd_act_buffer *acts;       /* [1 + n_threads]: shared one, then one row each */
     struct kvd_lane *lanes;            /* [n_threads] */
     float *part_m, *part_l, *part_o;   /* decode: partial tiles, [KVD__WAVE_TILES][n_heads](d_head) */
+    float *state_m, *state_l;          /* [n_kv_heads][C][group]: softmax states between segments of the disk tier */
 } kvd_scratch;
 
 enum {

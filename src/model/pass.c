@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/fpenv.h"
 #include "base/half.h"
 #include "model/steps.h"
 
@@ -107,12 +108,34 @@ static void forward(void *ctx, int tid, int n_threads)
     kvd__stage_end(&w, KVD_STAGE_HEAD);
 }
 
+/* Read ahead what each layer will see of the blocks on disk, in this order. */
+static int begin_reading(struct kvd_model *m, const kvd_span *s, kvd_spill_range *ranges, kvd_error *err)
+{
+    for (int l = 0; l < m->config.n_layers; l++) {
+        int64_t from = kvd__first_seen(&m->config, l, s->n_before) / KVD__BLOCK;
+        ranges[l] = (kvd_spill_range){l, from < s->disk_blocks ? from : s->disk_blocks, s->disk_blocks};
+    }
+    return kvd__spill_read_begin(s->spill, ranges, m->config.n_layers, err);
+}
+
 int kvd__model_pass(struct kvd_model *m, const kvd_pass *p, kvd_error *err)
 {
     kvd_run run = {.m = m, .p = p};
+    kvd_spill_range ranges[KVD__MAX_LAYERS];
+    kvd_spill *spill = p->spans[0].disk_blocks ? p->spans[0].spill : NULL;
+    int rc = spill ? begin_reading(m, &p->spans[0], ranges, err) : 0;
+    if (rc)
+        return rc;
     for (int i = 0; i < p->n_spans; i++)
         run.n_rows += p->spans[i].recompute + p->spans[i].n_new;
     kvd__pool_run(m->pool, forward, &run);
+    if (spill)
+        kvd__spill_read_end(spill);
+    if (run.io_code) {
+        if (err)
+            *err = run.io_error;
+        return run.io_code;
+    }
     int64_t failed = atomic_load(&run.failed);
     if (failed) {
         long long layer = (failed - 1) >> 40, pos = (failed - 1) & (((int64_t)1 << 40) - 1);
@@ -159,13 +182,10 @@ typedef struct {
     bool failed;
 } reconstruction;
 
-/* Thread 0 alone: norm, two products, rotation, rounding. */
-static void reconstruct(void *ctx, int tid, int n_threads)
+/* On the calling thread alone: norm, two products, rotation, rounding. Waking the
+ * pool would cost more than one row does. */
+static void reconstruct(reconstruction *r)
 {
-    reconstruction *r = ctx;
-    (void)n_threads;
-    if (tid)
-        return;
     struct kvd_model *m = r->m;
     const kvd_config *c = &m->config;
     const kvd_layer *y = &m->layers[r->layer];
@@ -189,7 +209,9 @@ int kvd__model_reconstruct(struct kvd_model *m, int layer, int64_t pos, const fl
                            float *k, float *v, kvd_error *err)
 {
     reconstruction r = {m, layer, pos, residual, kv_type, k, v, false};
-    kvd__pool_run(m->pool, reconstruct, &r);
+    kvd_fpenv env = kvd__fpenv_enter();
+    reconstruct(&r);
+    kvd__fpenv_leave(env);
     if (r.failed)
         return kvd__fail(err, KVD_E_NUMERIC, "a value of layer %d at position %lld is not finite", layer, (long long)pos);
     return 0;

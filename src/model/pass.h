@@ -8,6 +8,7 @@
 #ifndef KVD_MODEL_PASS_H
 #define KVD_MODEL_PASS_H
 
+#include "kv/spill.h"
 #include "model/model.h"
 
 typedef struct kvd_span {
@@ -15,6 +16,10 @@ typedef struct kvd_span {
     const int32_t *ids; /* [n_before + n_new], by position */
     int64_t recompute, n_before, n_new;
     int64_t n_logits;   /* logits are wanted for the last n_logits rows */
+    /* Disk tier: blocks [0, disk_blocks) are read back from spill; then recompute is
+     * 0, the rows fit one chunk, and the pass has no other span. NULL: none. */
+    kvd_spill *spill;
+    int64_t disk_blocks;
 } kvd_span;
 
 /* Callbacks for the laboratory, on the calling thread, rows ascending within a
@@ -42,7 +47,8 @@ typedef struct kvd_pass {
     int (*on_progress)(void *ctx, int64_t done, int64_t total); /* in rows x layers */
 } kvd_pass;
 
-/* Run it. 0, KVD_E_NUMERIC (names layer and position), KVD_E_CANCELLED. */
+/* Run it. 0, KVD_E_NUMERIC (names layer and position), KVD_E_CANCELLED, and with a
+ * spill what reading it gives (KVD_E_IO, KVD_E_CHECK; kvd__spill_broken tells). */
 int kvd__model_pass(struct kvd_model *m, const kvd_pass *p, kvd_error *err);
 
 /* K and V of one position at one layer from the residual entering it, by the

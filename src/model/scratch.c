@@ -81,6 +81,7 @@ int kvd__scratch_create(struct kvd_model *m, int chunk, kvd_error *err)
     s->v_column = s->k_column + round_up(kv, 16);
     s->ld_qkv = s->v_column + round_up(kv, 16);
     s->ld_ffn = round_up(c->d_ffn > kv ? c->d_ffn : kv, 16);
+    s->ld_ffn = s->ld_ffn > q ? s->ld_ffn : q; /* attention keeps its O there */
     s->ld_vocab = round_up(c->n_vocab, 16);
     s->qkv = make(&k, chunk * s->ld_qkv, sizeof(float));
     s->attn = make(&k, chunk * q, sizeof(float));
@@ -92,6 +93,8 @@ int kvd__scratch_create(struct kvd_model *m, int chunk, kvd_error *err)
     s->part_m = make(&k, (KVD__WAVE_TILES + 1) * (int64_t)c->n_heads, sizeof(float));
     s->part_l = make(&k, (KVD__WAVE_TILES + 1) * (int64_t)c->n_heads, sizeof(float));
     s->part_o = make(&k, (KVD__WAVE_TILES + 1) * q, sizeof(float));
+    s->state_m = make(&k, chunk * (int64_t)c->n_heads, sizeof(float));
+    s->state_l = make(&k, chunk * (int64_t)c->n_heads, sizeof(float));
     s->acts = make(&k, 1 + n_threads, sizeof *s->acts);
     s->lanes = make(&k, n_threads, sizeof *s->lanes);
     for (int64_t i = 0; i <= n_threads && s->acts; i++)
@@ -109,7 +112,7 @@ void kvd__scratch_destroy(struct kvd_model *m)
         free_acts(&s->acts[i]);
     for (int64_t i = 0; i < n_threads && s->lanes; i++)
         free_lane(&s->lanes[i]);
-    void *all[] = {s->qkv, s->attn, s->gate, s->up, s->y, s->h, s->logits, s->part_m, s->part_l, s->part_o, s->acts, s->lanes};
+    void *all[] = {s->qkv, s->attn, s->gate, s->up, s->y, s->h, s->logits, s->part_m, s->part_l, s->part_o, s->state_m, s->state_l, s->acts, s->lanes};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         kvd__free(all[i]);
     memset(s, 0, sizeof *s);

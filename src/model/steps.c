@@ -52,7 +52,7 @@ void kvd__chunk_begin(kvd_worker *w, const kvd_chunk *ch)
     atomic_store_explicit(&r->next_unit, 0, memory_order_relaxed);
     if (p->on_progress && p->on_progress(p->ctx, ch->layer * r->n_rows + ch->row0, w->c->n_layers * r->n_rows))
         r->cancelled = true;
-    r->stop = r->cancelled || atomic_load(&r->failed) != 0;
+    r->stop = r->cancelled || r->io_code || atomic_load(&r->failed) != 0;
 }
 
 static void *stream_row(const kvd_worker *w, int64_t row)

@@ -42,6 +42,13 @@ typedef struct kvd_run {
     bool cancelled;
     _Atomic int64_t failed;     /* least (layer << 40 | position) + 1 that was not finite; 0: none */
     _Atomic int64_t next_unit;
+    /* Disk tier: the segment that attention reads now, on all threads; and what
+     * went wrong with it. Written by thread 0 before a barrier. */
+    kvd_spill_segment segment;
+    int64_t step_tile, step_end_tile; /* tiles that are complete with it */
+    bool step_last;
+    int io_code;
+    kvd_error io_error;
 } kvd_run;
 
 /* A run as one thread sees it. */
@@ -116,6 +123,8 @@ void kvd__rotate_row(kvd_worker *w, int layer, int64_t pos, float *q, float *k);
 void kvd__store(kvd_worker *w, const kvd_chunk *ch);
 /* Softmax attention of the chunk's rows into s->attn. May hold barriers. */
 void kvd__attention(kvd_worker *w, const kvd_chunk *ch);
+/* First position that a query at pos sees at a layer. */
+int64_t kvd__first_seen(const kvd_config *c, int layer, int64_t pos);
 
 /* y = act(gate) * up on the columns this thread has computed. */
 void kvd__gate_columns(kvd_worker *w, const kvd_layer *y, int n);
