@@ -424,8 +424,8 @@ int verify_reconstruction(verify *v)
     for (int i = 0; !code && i < n; i++)
         report(v, rows, STREAM_CAST, list[i], x[1 + i]);
     if (!code)
-        verify_say(v, "\n   bf16 cast: the stream is f32 and only its checkpoint is rounded to bf16. Shown to see what a checkpoint\n"
-                      "   must keep; the others hold the stream's own bits and must give 0.\n");
+        verify_say(v, "\n   bf16 cast: an f32 stream of which bf16 copies are kept. It shows why a checkpoint must hold the stream's\n"
+                      "   own bits; it is neither match nor mismatch.\n");
     free(errors);
     return code;
 }
