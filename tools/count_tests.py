@@ -8,7 +8,7 @@ that Meson calls failed counts as at least one failure, so a crash after a
 hundred good checks is not lost.
 
 usage: count_tests.py LABEL BUILD/meson-logs/testlog.json
-Prints the skips and failures, then "passed failed skipped" as the last line.
+Prints the skips, and failures with the end of their output, then "passed failed skipped" as the last line.
 """
 import json
 import re
@@ -16,6 +16,7 @@ import sys
 
 CLOSING = re.compile(r"^(?:.*: )?(\d+) passed, (\d+) failed(?:, (\d+) skipped)?\s*$", re.M)
 CMOCKA = re.compile(r"^\[ +(OK|FAILED|SKIPPED) +\] (?!\d)(\S.*)$", re.M)
+TAIL = 40  # lines of a failed test's output to show
 SKIP = re.compile(r"^.*\bSKIP\b.*$", re.M)
 
 
@@ -50,7 +51,11 @@ def main():
             for s in skips:
                 print(f"  {label}/{name}: {s.strip()}")
             if n[1]:
-                print(f"  {label}/{name}: {test['result']}: {n[1]} FAILED")
+                print(f"  {label}/{name}: {test['result']}: {n[1]} FAILED; the end of its output:")
+                lines = (test.get("stdout", "") + test.get("stderr", "")).splitlines()
+                # A failure may stand far above the end: show those lines too.
+                early = [x for x in lines[:-TAIL] if x.startswith(("FAILED", "not ok", "[  FAILED"))]
+                print("\n".join("    | " + x[:2000] for x in early[:TAIL] + lines[-TAIL:]))
     print(*total)
     return 0
 
