@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "base/error.h"
+
 static int new_node(kvd__special *s, kvd_ledger *l, kvd_error *err)
 {
     if (s->n_nodes == s->cap) {
@@ -57,7 +59,7 @@ int kvd__special_add(kvd__special *s, kvd_bytes text, int32_t token, bool contro
         node = next;
     }
     if (s->token[node] >= 0)
-        return 0;
+        return kvd__fail(err, KVD_E_ENCODING, "tokens %d and %d of the vocabulary are the same", s->token[node], token);
     s->token[node] = token;
     s->control[node] = control;
     s->first[(unsigned char)text.data[0]] = true;

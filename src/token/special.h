@@ -22,7 +22,7 @@ typedef struct kvd__special {
 
 int kvd__special_init(kvd__special *s, kvd_ledger *l, kvd_error *err);
 void kvd__special_free(kvd__special *s);
-/* text.n > 0; of two tokens with one text the first stays. */
+/* text.n > 0. KVD_E_ENCODING: another token has this text. */
 int kvd__special_add(kvd__special *s, kvd_bytes text, int32_t token, bool control, kvd_ledger *l, kvd_error *err);
 /* The token with exactly this text, or -1. */
 int32_t kvd__special_find(const kvd__special *s, const char *text, size_t n);

@@ -77,7 +77,8 @@ int kvd__spm_init(kvd_tokenizer *t, const kvd_vocab *v, kvd_error *err)
             return kvd__fail(err, KVD_E_ENCODING, "token %lld: its score is not a number", (long long)i);
         t->priority[i] = priority_of(score);
         int byte = kvd__byte_of_name(v->tokens[i]);
-        if (byte >= 0)
+        /* by name, as some files do not type them; but the type is better */
+        if (byte >= 0 && (t->byte_token[byte] < 0 || (v->types && v->types[i] == KVD_TOKEN_BYTE)))
             t->byte_token[byte] = (int32_t)i;
     }
     for (int i = 0; i < 256; i++) {

@@ -80,8 +80,8 @@ static size_t piece_of(const kvd_tokenizer *t, kvd_bytes text, int type, char *s
     }
     if (!t->spm)
         return kvd__bpe_decode(text.data, text.n, scratch, mergeable);
-    /* A user-defined token with a real space in it is found whole or not at all. */
-    *mergeable = type != KVD_TOKEN_USER_DEFINED || !memchr(text.data, ' ', text.n);
+    /* With a real space in it, it is found whole or not at all. */
+    *mergeable = !memchr(text.data, ' ', text.n);
     return kvd__spm_decode(text.data, text.n, scratch);
 }
 
@@ -94,10 +94,13 @@ static int add_token(kvd_tokenizer *t, const kvd_vocab *v, int64_t id, char *scr
     if (n > t->max_bytes)
         t->max_bytes = n;
     bool control = type == KVD_TOKEN_CONTROL || type == KVD_TOKEN_UNKNOWN;
-    bool whole = control || type == KVD_TOKEN_USER_DEFINED;
+    bool listed = control || type == KVD_TOKEN_USER_DEFINED;
+    /* One written with U+2581 is found whole where that is in the text, and
+     * merged where the text has spaces, as Gemma's runs of them in older files. */
+    bool whole = control || (listed && n == text.n);
     t->flags[id] = (uint8_t)((control ? KVD__TOKEN_CONTROL : 0) | (whole ? KVD__TOKEN_WHOLE : 0) | (end ? KVD__TOKEN_END : 0));
     int rc = kvd__pieces_add(&t->pieces, scratch, n, t->ledger, err);
-    if (!rc && whole && text.n)
+    if (!rc && listed && text.n)
         rc = kvd__special_add(&t->special, text, (int32_t)id, control, t->ledger, err);
     if (rc || !mergeable || !n)
         return rc;

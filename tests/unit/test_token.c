@@ -560,6 +560,25 @@ static void test_spm_random(void **state)
     kvd__tokenizer_destroy(&t);
 }
 
+/* Runs of spaces as user-defined tokens, written with U+2581 (older files of
+ * Gemma): spaces are merged to them, and lose nothing. */
+static void test_spm_escaped_user_defined(void **state)
+{
+    vocab b;
+    start_spm(&b);
+    add_spm(&b, "\xe2\x96\x81", -1);                                       /* 259 */
+    add(&b, "\xe2\x96\x81\xe2\x96\x81", 6, KVD_TOKEN_USER_DEFINED, -2);     /* 260 */
+    add_spm(&b, "a", -1);                                                  /* 261 */
+    add_spm(&b, " a", -1); /* 262: a real space comes in no escaped text */
+    kvd_tokenizer *t = made(&b);
+    IDS(t, "a  a", 0, "259 261 260 261");
+    IDS(t, " a", 0, "260 261");
+    round_trip(t, "a  a", 4, 0);
+    round_trip(t, " a", 2, 0);
+    round_trip(t, "    ", 4, 0);
+    kvd__tokenizer_destroy(&t);
+}
+
 /* Without byte tokens: the byte itself, then the unknown token. */
 static void test_spm_without_bytes(void **state)
 {
@@ -642,6 +661,10 @@ static void test_refusals(void **state)
     add(&b, "a", 1, KVD_TOKEN_NORMAL, 0);
     expect_refusal(&b, KVD_E_ENCODING, "97");
     start_bpe(&b, "gpt-2");
+    add(&b, "<x>", 3, KVD_TOKEN_CONTROL, 0);
+    add(&b, "<x>", 3, KVD_TOKEN_USER_DEFINED, 0);
+    expect_refusal(&b, KVD_E_ENCODING, "256 and 257");
+    start_bpe(&b, "gpt-2");
     b.merges[b.v.n_merges++] = text_of("nospace");
     expect_refusal(&b, KVD_E_ENCODING, "merge 0");
     start_bpe(&b, "gpt-2");
@@ -702,6 +725,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_spm, setup, teardown),
         cmocka_unit_test_setup_teardown(test_spm_no_forgery, setup, teardown),
         cmocka_unit_test_setup_teardown(test_spm_random, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_spm_escaped_user_defined, setup, teardown),
         cmocka_unit_test_setup_teardown(test_spm_without_bytes, setup, teardown),
         cmocka_unit_test_setup_teardown(test_decoder_holds_characters, setup, teardown),
         cmocka_unit_test_setup_teardown(test_refusals, setup, teardown),
