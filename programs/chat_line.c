@@ -10,6 +10,8 @@
  * Without libedit the terminal's own line discipline edits (and forgets the line
  * on Ctrl-C, as it should be). Not a terminal: plain lines of any length. */
 #define _GNU_SOURCE
+#include "chat_line.h"
+
 #include <errno.h>
 #include <langinfo.h>
 #include <locale.h>
@@ -24,7 +26,7 @@
 #include <histedit.h>
 #endif
 
-#include "chat.h"
+#include "cli.h"
 
 #define MAX_LINE ((size_t)1 << 26)
 

@@ -24,10 +24,10 @@
  * The transcript is what was said, the session only a cache of it: a pass that
  * was cancelled may leave the session shorter, and nothing else happens. */
 #define _GNU_SOURCE
+#include "chat_talk.h"
+
 #include <stdlib.h>
 #include <string.h>
-
-#include "chat.h"
 
 /* An answer should have room for this many tokens, or its turn is refused: a
  * prefill for a few words that break off is worth nothing to anybody. */
@@ -251,7 +251,9 @@ static int answer(talk *t, const char *text, size_t n_text, int32_t *ids, int64_
     cost->context_full = !rc && clamped && (r.stop_reason == KVD_STOP_LENGTH || r.stop_reason == KVD_STOP_CONTEXT);
     memcpy(cost->receipt, r.receipt, sizeof cost->receipt);
     cost->cancelled = rc == KVD_E_CANCELLED && r.n_tokens == 0;
-    if (rc && rc != KVD_E_CANCELLED)
+    if (rc == KVD_E_BUDGET)
+        code = cli_fail(EXIT_RESOURCES, "%s: %s; /reset begins anew", r.n_tokens ? "the answer breaks off" : "not sent", err.message);
+    else if (rc && rc != KVD_E_CANCELLED)
         code = cli_error("", &err);
     int stored = r.n_tokens == 0 ? 1 : push_turn(t, "assistant", content_of(&r));
     if (stored) {

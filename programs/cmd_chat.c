@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "chat.h"
+#include "chat_line.h"
+#include "chat_talk.h"
 
 typedef struct {
     cli c;
@@ -252,10 +253,12 @@ static int loop(chat *k)
         default:
             k->quit = true;
         }
+        if (code && k->quit)
+            return code; /* nobody listens any more */
         if (code && !first)
             first = code;
     }
-    return line_is_terminal(k->line) && first != EXIT_BAD_FILE ? 0 : first;
+    return line_is_terminal(k->line) ? 0 : first;
 }
 
 int cmd_chat(int argc, char **argv)

@@ -1,12 +1,9 @@
-/* kvd chat in three rooms: talk (a conversation over a session, no terminal),
- * line (reading lines, with editing where there is a terminal; signals), and
- * cmd_chat.c, which joins them and knows the slash commands. */
-#ifndef KVD_CHAT_H
-#define KVD_CHAT_H
+/* kvd chat: a conversation over a session. It knows no terminal; cmd_chat.c joins
+ * it with one. */
+#ifndef KVD_CHAT_TALK_H
+#define KVD_CHAT_TALK_H
 
 #include "cli.h"
-
-/* ---- talk ------------------------------------------------------------------- */
 
 typedef struct talk talk;
 
@@ -39,31 +36,5 @@ int talk_set_system(talk *t, const char *text);
 const char *talk_system(const talk *t);
 const kvd_session *talk_session(const talk *t);
 int64_t talk_turns(const talk *t);
-
-/* ---- line ------------------------------------------------------------------- */
-
-typedef struct liner liner;
-
-typedef enum line_status {
-    LINE_TEXT,
-    LINE_END,       /* end of input */
-    LINE_INTERRUPT, /* Ctrl-C while a line was being typed; it is gone */
-    LINE_TERMINATE, /* SIGTERM */
-    LINE_ERROR      /* reading failed, or no memory; said on stderr */
-} line_status;
-
-/* Takes over SIGINT and SIGTERM. NULL: out of memory. */
-liner *line_open(void);
-void line_close(liner **l);
-bool line_is_terminal(const liner *l);
-/* The next line, without its end: *text borrowed until the next call, [*n],
- * terminated. On a terminal a backslash at the end goes on in the next line. */
-line_status line_read(liner *l, const char **text, size_t *n);
-
-/* Between begin and end a first SIGINT (or SIGTERM) asks to stop the answer; a
- * second one before that has happened ends the process at once. */
-void line_answer_begin(void);
-void line_answer_end(void);
-bool line_stop_asked(void);
 
 #endif
