@@ -14,38 +14,16 @@
 
 /* ---- 32-element blocks ---------------------------------------------------- */
 
-typedef enum format { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL } format;
-
-typedef struct layout {
-    int d, m, qh, stride; /* offsets in a panel block; m < 0: no minimum */
-} layout;
-
-KVD__INLINE layout layout_of(const format f)
-{
-    switch (f) {
-    case Q4_1:
-        return (layout){KVD__Q4_1_D, KVD__Q4_1_M, 0, KVD__Q4_1_STRIDE};
-    case Q5_0:
-        return (layout){KVD__Q5_0_D, -1, KVD__Q5_0_QH, KVD__Q5_0_STRIDE};
-    case Q5_1:
-        return (layout){KVD__Q5_1_D, KVD__Q5_1_M, KVD__Q5_1_QH, KVD__Q5_1_STRIDE};
-    case Q8_0:
-        return (layout){KVD__Q8_0_D, -1, 0, KVD__Q8_0_STRIDE};
-    default:
-        return (layout){KVD__Q4_0_D, -1, 0, KVD__Q4_0_STRIDE};
-    }
-}
-
 /* Eight rows of k-group g + 4*high; p: at the rows. */
-KVD__INLINE __m256i weights(const format f, const uint8_t *p, const int g, const int high)
+KVD__INLINE __m256i weights(const kvd_dtype f, const uint8_t *p, const int g, const int high)
 {
-    if (f == Q8_0)
+    if (f == KVD_Q8_0)
         return kvd__load(p + 64 * (g + 4 * high));
     const __m256i q = kvd__bits(kvd__load(p + 64 * g), 4 * high, 15);
-    if (f == IQ4_NL)
+    if (f == KVD_IQ4_NL)
         return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)kvd__iq4_table)), q);
-    if (f == Q5_0 || f == Q5_1) { /* bit g + 4*high to bit 4 */
-        const __m256i qh = kvd__load(p + layout_of(f).qh);
+    if (f == KVD_Q5_0 || f == KVD_Q5_1) { /* bit g + 4*high to bit 4 */
+        const __m256i qh = kvd__load(p + kvd__layout_of(f).qh);
         const __m256i moved = high ? _mm256_srli_epi16(qh, g) : _mm256_slli_epi16(qh, 4 - g);
         return _mm256_or_si256(q, _mm256_and_si256(moved, _mm256_set1_epi8(16)));
     }
@@ -53,25 +31,25 @@ KVD__INLINE __m256i weights(const format f, const uint8_t *p, const int g, const
 }
 
 /* The integer sums of a block, without bias. */
-KVD__INLINE void sum_block(const format f, const uint8_t *p, const int8_t *const q[2], int64_t ld, __m256i sum0[],
+KVD__INLINE void sum_block(const kvd_dtype f, const uint8_t *p, const int8_t *const q[2], int64_t ld, __m256i sum0[],
                            __m256i sum1[], const int T)
 {
     const __m256i one = _mm256_set1_epi16(1);
-    const bool is_signed = f == Q8_0 || f == IQ4_NL, five_bits = f == Q5_0 || f == Q5_1;
+    const bool is_signed = f == KVD_Q8_0 || f == KVD_IQ4_NL, five_bits = f == KVD_Q5_0 || f == KVD_Q5_1;
     __m256i low0[KVD__AVX2_TOKENS], low1[KVD__AVX2_TOKENS]; /* of the first half, if it is summed apart */
     if (is_signed) {
 #define M(t) sum0[t] = sum1[t] = _mm256_setzero_si256()
         EACH_TOKEN(T, M);
 #undef M
     }
-#define GROUP(g, high)                                                                           \
-    do {                                                                                         \
-        const __m256i w0 = weights(f, p, g, high), w1 = weights(f, p + 32, g, high);             \
-        const int at = 4 * g + 16 * high;                                                        \
-        if (is_signed)                                                                           \
-            kvd__dot_signed(sum0, sum1, w0, w1, one, one, q, ld, at, T);                         \
-        else                                                                                     \
-            kvd__dot(sum0, sum1, w0, w1, q, ld, at, g == 0 && (high == 0 || five_bits), T);      \
+#define GROUP(g, high)                                                                      \
+    do {                                                                                    \
+        const __m256i w0 = weights(f, p, g, high), w1 = weights(f, p + 32, g, high);        \
+        const int at = 4 * g + 16 * high;                                                   \
+        if (is_signed)                                                                      \
+            kvd__dot_signed(sum0, sum1, w0, w1, one, one, q, ld, at, T);                    \
+        else                                                                                \
+            kvd__dot(sum0, sum1, w0, w1, q, ld, at, g == 0 && (high == 0 || five_bits), T); \
     } while (0)
     GROUP(0, 0);
     GROUP(1, 0);
@@ -101,13 +79,13 @@ KVD__INLINE void sum_block(const format f, const uint8_t *p, const int8_t *const
 }
 
 /* One block's step for T tokens. side: da [T], then s or -bias*bsum [T]. */
-KVD__INLINE void step_32(const format f, const uint8_t *p, const int8_t *const q[2], int64_t ld, const int32_t *side,
+KVD__INLINE void step_32(const kvd_dtype f, const uint8_t *p, const int8_t *const q[2], int64_t ld, const int32_t *side,
                          float *chains, const int T)
 {
-    const layout o = layout_of(f);
+    const kvd__layout o = kvd__layout_of(f);
     __m256i sum0[KVD__AVX2_TOKENS], sum1[KVD__AVX2_TOKENS];
     sum_block(f, p, q, ld, sum0, sum1, T);
-    if (f == Q4_0 || f == Q5_0) {
+    if (f == KVD_Q4_0 || f == KVD_Q5_0) {
 #define M(t)                                                                   \
     do {                                                                       \
         const __m256i bias = kvd__bcast(side + T + t);                         \
@@ -119,27 +97,27 @@ KVD__INLINE void step_32(const format f, const uint8_t *p, const int8_t *const q
     }
     const __m256 d0 = kvd__load_8_f16(p + o.d), d1 = kvd__load_8_f16(p + o.d + 16);
     const __m256 m0 = o.m >= 0 ? kvd__load_8_f16(p + o.m) : d0, m1 = o.m >= 0 ? kvd__load_8_f16(p + o.m + 16) : d1;
-#define M(t)                                                                                       \
-    do {                                                                                           \
-        const __m256 da = kvd__bcast_f32(side + t);                                                \
-        __m256 v0 = _mm256_load_ps(chains + 16 * t), v1 = _mm256_load_ps(chains + 16 * t + 8);     \
-        v0 = _mm256_fmadd_ps(_mm256_mul_ps(d0, da), _mm256_cvtepi32_ps(sum0[t]), v0);              \
-        v1 = _mm256_fmadd_ps(_mm256_mul_ps(d1, da), _mm256_cvtepi32_ps(sum1[t]), v1);              \
-        if (o.m >= 0) {                                                                            \
-            const __m256 s = kvd__bcast_f32(side + T + t);                                         \
-            v0 = _mm256_fmadd_ps(m0, s, v0);                                                       \
-            v1 = _mm256_fmadd_ps(m1, s, v1);                                                       \
-        }                                                                                          \
-        _mm256_store_ps(chains + 16 * t, v0);                                                      \
-        _mm256_store_ps(chains + 16 * t + 8, v1);                                                  \
+#define M(t)                                                                                   \
+    do {                                                                                       \
+        const __m256 da = kvd__bcast_f32(side + t);                                            \
+        __m256 v0 = _mm256_load_ps(chains + 16 * t), v1 = _mm256_load_ps(chains + 16 * t + 8); \
+        v0 = _mm256_fmadd_ps(_mm256_mul_ps(d0, da), _mm256_cvtepi32_ps(sum0[t]), v0);          \
+        v1 = _mm256_fmadd_ps(_mm256_mul_ps(d1, da), _mm256_cvtepi32_ps(sum1[t]), v1);          \
+        if (o.m >= 0) {                                                                        \
+            const __m256 s = kvd__bcast_f32(side + T + t);                                     \
+            v0 = _mm256_fmadd_ps(m0, s, v0);                                                   \
+            v1 = _mm256_fmadd_ps(m1, s, v1);                                                   \
+        }                                                                                      \
+        _mm256_store_ps(chains + 16 * t, v0);                                                  \
+        _mm256_store_ps(chains + 16 * t + 8, v1);                                              \
     } while (0)
     EACH_TOKEN(T, M);
 #undef M
 }
 
-KVD__INLINE void tile_32(const format f, const kvd__tile *c, const int T)
+KVD__INLINE void tile_32(const kvd_dtype f, const kvd__tile *c, const int T)
 {
-    const int stride = layout_of(f).stride;
+    const int stride = kvd__layout_of(f).stride;
     for (int64_t i = 0; i < c->n_panels; i++) {
         const uint8_t *p = c->panels + i * c->panel_bytes;
         const int32_t *side = c->side;
@@ -160,7 +138,7 @@ KVD__INLINE void tile_32(const format f, const kvd__tile *c, const int T)
 }
 
 #define DEFINE_TILE(TYPE, stem, T)                                             \
-    static void tile_##stem##_##T(const kvd__tile *c) { tile_32(TYPE, c, T); }
+    static void tile_##stem##_##T(const kvd__tile *c) { tile_32(KVD_##TYPE, c, T); }
 
 /* X(format, stem, side, bias) */
 #define FORMATS(X)                                                             \
@@ -171,29 +149,27 @@ KVD__INLINE void tile_32(const format f, const kvd__tile *c, const int T)
     X(Q8_0, q8_0, KVD__SIDE_BIAS, 0)                                           \
     X(IQ4_NL, iq4_nl, KVD__SIDE_BIAS, 0)
 
-#define DEFINE(TYPE, stem, side, bias)                                                            \
-    KVD__1_TO_5(DEFINE_TILE, TYPE, stem)                                                          \
-    static kvd__tile_fn *const tiles_##stem[] = KVD__TILES_5(stem);                               \
-    static const kvd__walk walk_##stem = {tiles_##stem, 5, KVD__##TYPE##_STRIDE, 32, side, bias}; \
+#define DEFINE(TYPE, stem, side, bias)                                                               \
+    KVD__1_TO_5(DEFINE_TILE, TYPE, stem)                                                             \
+    static kvd__tile_fn *const tiles_##stem[] = KVD__TILES_5(stem);                                  \
+    static const kvd__walk walk_##stem = {tiles_##stem, 5, KVD__##TYPE##_STRIDE, 32, side, bias};    \
     static void gemm_##stem(float *y, int64_t ld_y, const void *panels, int64_t n_panels, int64_t K, \
-                            const kvd_acts *a, int64_t T)                                         \
-    {                                                                                             \
-        kvd__gemm_walk(&walk_##stem, y, ld_y, panels, n_panels, K, a, T);                         \
+                            const kvd_acts *a, int64_t T)                                            \
+    {                                                                                                \
+        kvd__gemm_walk(&walk_##stem, y, ld_y, panels, n_panels, K, a, T);                            \
     }
 FORMATS(DEFINE)
 
 /* ---- float weights -------------------------------------------------------- */
 
-typedef enum float_format { F32, F16, BF16 } float_format;
-
-KVD__INLINE int float_bytes(const float_format f) { return f == F32 ? 4 : 2; }
+KVD__INLINE int float_bytes(const kvd_dtype f) { return f == KVD_F32 ? 4 : 2; }
 
 /* 8 weights of one k, widened. */
-KVD__INLINE __m256 widen(const float_format f, const uint8_t *p)
+KVD__INLINE __m256 widen(const kvd_dtype f, const uint8_t *p)
 {
-    if (f == F32)
+    if (f == KVD_F32)
         return _mm256_loadu_ps((const void *)p);
-    if (f == F16)
+    if (f == KVD_F16)
         return kvd__load_8_f16(p);
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p)), 16));
 }
@@ -220,7 +196,7 @@ KVD__INLINE void store_chains(const kvd__tile *c, int64_t i, const int T, const 
 #undef M
 }
 
-KVD__INLINE void step_float(const float_format f, const uint8_t *p, const float *const x[2], int64_t ld, int at,
+KVD__INLINE void step_float(const kvd_dtype f, const uint8_t *p, const float *const x[2], int64_t ld, int at,
                             __m256 acc0[], __m256 acc1[], const int T)
 {
     const __m256 w0 = widen(f, p), w1 = widen(f, p + 8 * float_bytes(f));
@@ -235,7 +211,7 @@ KVD__INLINE void step_float(const float_format f, const uint8_t *p, const float 
 }
 
 /* One panel, or two (a constant): below 3 tokens one does not fill the pipes. */
-KVD__INLINE void panels_float(const float_format f, const kvd__tile *c, int64_t i, const bool two, const int T)
+KVD__INLINE void panels_float(const kvd_dtype f, const kvd__tile *c, int64_t i, const bool two, const int T)
 {
     const int stride = KVD__PANEL_ROWS * float_bytes(f);
     const uint8_t *p = c->panels + i * c->panel_bytes;
@@ -262,7 +238,7 @@ KVD__INLINE void panels_float(const float_format f, const kvd__tile *c, int64_t 
         store_chains(c, i + 1, T, b0, b1);
 }
 
-KVD__INLINE void tile_float(const float_format f, const kvd__tile *c, const int T)
+KVD__INLINE void tile_float(const kvd_dtype f, const kvd__tile *c, const int T)
 {
     int64_t i = 0;
     if (T <= 2)
@@ -273,17 +249,17 @@ KVD__INLINE void tile_float(const float_format f, const kvd__tile *c, const int 
 }
 
 #define DEFINE_FLOAT_TILE(TYPE, stem, T)                                       \
-    static void tile_##stem##_##T(const kvd__tile *c) { tile_float(TYPE, c, T); }
+    static void tile_##stem##_##T(const kvd__tile *c) { tile_float(KVD_##TYPE, c, T); }
 
 #define FLOAT_FORMATS(X) X(F32, f32) X(F16, f16) X(BF16, bf16)
 
-#define DEFINE_FLOAT(TYPE, stem)                                                                      \
-    KVD__1_TO_5(DEFINE_FLOAT_TILE, TYPE, stem)                                                        \
-    static kvd__tile_fn *const tiles_##stem[] = KVD__TILES_5(stem);                                   \
-    static void gemm_##stem(float *y, int64_t ld_y, const void *panels, int64_t n_panels, int64_t K,  \
-                            const kvd_acts *a, int64_t T)                                             \
-    {                                                                                                 \
-        kvd__gemm_walk_float(tiles_##stem, 5, float_bytes(TYPE), y, ld_y, panels, n_panels, K, a, T); \
+#define DEFINE_FLOAT(TYPE, stem)                                                                            \
+    KVD__1_TO_5(DEFINE_FLOAT_TILE, TYPE, stem)                                                              \
+    static kvd__tile_fn *const tiles_##stem[] = KVD__TILES_5(stem);                                         \
+    static void gemm_##stem(float *y, int64_t ld_y, const void *panels, int64_t n_panels, int64_t K,        \
+                            const kvd_acts *a, int64_t T)                                                   \
+    {                                                                                                       \
+        kvd__gemm_walk_float(tiles_##stem, 5, float_bytes(KVD_##TYPE), y, ld_y, panels, n_panels, K, a, T); \
     }
 FLOAT_FORMATS(DEFINE_FLOAT)
 

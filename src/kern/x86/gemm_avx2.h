@@ -90,12 +90,12 @@ KVD__INLINE __m256i kvd__add_32(__m256i a, __m256i b)
 KVD__INLINE void kvd__dot(__m256i sum0[], __m256i sum1[], __m256i w0, __m256i w1, const int8_t *const q[2],
                           int64_t ld, int at, const bool first, const int T)
 {
-#define M(t)                                                                                      \
-    do {                                                                                          \
-        const __m256i a = kvd__bcast(TOKEN_ROW(q, ld, t) + at);                                   \
-        const __m256i v0 = _mm256_maddubs_epi16(w0, a), v1 = _mm256_maddubs_epi16(w1, a);         \
-        sum0[t] = first ? v0 : kvd__add_16(sum0[t], v0);                                     \
-        sum1[t] = first ? v1 : kvd__add_16(sum1[t], v1);                                     \
+#define M(t)                                                                              \
+    do {                                                                                  \
+        const __m256i a = kvd__bcast(TOKEN_ROW(q, ld, t) + at);                           \
+        const __m256i v0 = _mm256_maddubs_epi16(w0, a), v1 = _mm256_maddubs_epi16(w1, a); \
+        sum0[t] = first ? v0 : kvd__add_16(sum0[t], v0);                                  \
+        sum1[t] = first ? v1 : kvd__add_16(sum1[t], v1);                                  \
     } while (0)
     EACH_TOKEN(T, M);
 #undef M
@@ -107,13 +107,13 @@ KVD__INLINE void kvd__dot_signed(__m256i sum0[], __m256i sum1[], __m256i w0, __m
                                  const int8_t *const q[2], int64_t ld, int at, const int T)
 {
     const __m256i abs0 = _mm256_abs_epi8(w0), abs1 = _mm256_abs_epi8(w1);
-#define M(t)                                                                                      \
-    do {                                                                                          \
-        const __m256i a = kvd__bcast(TOKEN_ROW(q, ld, t) + at);                                   \
-        const __m256i v0 = _mm256_maddubs_epi16(abs0, _mm256_sign_epi8(a, w0));                   \
-        const __m256i v1 = _mm256_maddubs_epi16(abs1, _mm256_sign_epi8(a, w1));                   \
-        sum0[t] = kvd__add_32(sum0[t], _mm256_madd_epi16(v0, c0));                           \
-        sum1[t] = kvd__add_32(sum1[t], _mm256_madd_epi16(v1, c1));                           \
+#define M(t)                                                                    \
+    do {                                                                        \
+        const __m256i a = kvd__bcast(TOKEN_ROW(q, ld, t) + at);                 \
+        const __m256i v0 = _mm256_maddubs_epi16(abs0, _mm256_sign_epi8(a, w0)); \
+        const __m256i v1 = _mm256_maddubs_epi16(abs1, _mm256_sign_epi8(a, w1)); \
+        sum0[t] = kvd__add_32(sum0[t], _mm256_madd_epi16(v0, c0));              \
+        sum1[t] = kvd__add_32(sum1[t], _mm256_madd_epi16(v1, c1));              \
     } while (0)
     EACH_TOKEN(T, M);
 #undef M

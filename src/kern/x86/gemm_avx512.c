@@ -18,39 +18,10 @@
 
 /* ---- 32-element blocks ---------------------------------------------------- */
 
-typedef enum format {
-    Q4_0,
-    Q4_1,
-    Q5_0,
-    Q5_1,
-    Q8_0,
-    IQ4_NL
-} format;
-
-typedef struct layout {
-    int d, m, qh, stride; /* offsets in a panel block; m < 0: no minimum */
-} layout;
-
-KVD__INLINE layout layout_of(const format f)
-{
-    switch (f) {
-    case Q4_1:
-        return (layout){KVD__Q4_1_D, KVD__Q4_1_M, 0, KVD__Q4_1_STRIDE};
-    case Q5_0:
-        return (layout){KVD__Q5_0_D, -1, KVD__Q5_0_QH, KVD__Q5_0_STRIDE};
-    case Q5_1:
-        return (layout){KVD__Q5_1_D, KVD__Q5_1_M, KVD__Q5_1_QH, KVD__Q5_1_STRIDE};
-    case Q8_0:
-        return (layout){KVD__Q8_0_D, -1, 0, KVD__Q8_0_STRIDE};
-    default:
-        return (layout){KVD__Q4_0_D, -1, 0, KVD__Q4_0_STRIDE};
-    }
-}
-
 /* k-groups g and g + 4 of a block as u8. */
-KVD__INLINE void unpack(const format f, const uint8_t *p, const int g, __m512i *lo, __m512i *hi)
+KVD__INLINE void unpack(const kvd_dtype f, const uint8_t *p, const int g, __m512i *lo, __m512i *hi)
 {
-    if (f == Q8_0) {
+    if (f == KVD_Q8_0) {
         const __m512i flip = _mm512_set1_epi8((char)0x80);
         *lo = _mm512_xor_si512(kvd__load(p + 64 * g), flip);
         *hi = _mm512_xor_si512(kvd__load(p + 64 * (g + 4)), flip);
@@ -59,13 +30,13 @@ KVD__INLINE void unpack(const format f, const uint8_t *p, const int g, __m512i *
     const __m512i nibble = _mm512_set1_epi8(15), x = kvd__load(p + 64 * g);
     *lo = _mm512_and_si512(x, nibble);
     *hi = _mm512_and_si512(_mm512_srli_epi16(x, 4), nibble);
-    if (f == Q5_0 || f == Q5_1) {
-        const __m512i bit = _mm512_set1_epi8(16), qh = kvd__load(p + layout_of(f).qh);
+    if (f == KVD_Q5_0 || f == KVD_Q5_1) {
+        const __m512i bit = _mm512_set1_epi8(16), qh = kvd__load(p + kvd__layout_of(f).qh);
         /* bit g to bit 4, bit g + 4 to bit 4; then or the masked bit in */
         *lo = _mm512_ternarylogic_epi32(*lo, _mm512_slli_epi16(qh, (unsigned)(4 - g)), bit, 0xf8);
         *hi = _mm512_ternarylogic_epi32(*hi, _mm512_srli_epi16(qh, (unsigned)g), bit, 0xf8);
     }
-    if (f == IQ4_NL) {
+    if (f == KVD_IQ4_NL) {
         const __m512i table = _mm512_xor_si512(_mm512_broadcast_i32x4(_mm_loadu_si128((const void *)kvd__iq4_table)),
                                                _mm512_set1_epi8((char)0x80));
         *lo = _mm512_shuffle_epi8(table, *lo);
@@ -74,10 +45,10 @@ KVD__INLINE void unpack(const format f, const uint8_t *p, const int g, __m512i *
 }
 
 /* One block's step for T tokens. side: da [T], then s or -bias*bsum [T]. */
-KVD__INLINE void step_32(const format f, const uint8_t *p, const int8_t *const q[4], int64_t ld, const int32_t *side,
+KVD__INLINE void step_32(const kvd_dtype f, const uint8_t *p, const int8_t *const q[4], int64_t ld, const int32_t *side,
                          __m512 acc[], const int T)
 {
-    const layout o = layout_of(f);
+    const kvd__layout o = kvd__layout_of(f);
     __m512i sum[KVD__AVX512_TOKENS];
     if (o.m >= 0) {
 #define M(t) sum[t] = _mm512_setzero_si512()
@@ -101,7 +72,7 @@ KVD__INLINE void step_32(const format f, const uint8_t *p, const int8_t *const q
     GROUP(3);
 #undef GROUP
     const __m512 d = kvd__load_16_f16(p + o.d);
-#define M(t)                                                                                         \
+#define M(t)                                                                   \
     acc[t] = _mm512_fmadd_ps(_mm512_mul_ps(d, kvd__bcast_f32(side + t)), _mm512_cvtepi32_ps(sum[t]), acc[t])
     EACH_TOKEN(T, M);
 #undef M
@@ -113,9 +84,9 @@ KVD__INLINE void step_32(const format f, const uint8_t *p, const int8_t *const q
     }
 }
 
-KVD__INLINE void tile_32(const format f, const kvd__tile *c, const int T)
+KVD__INLINE void tile_32(const kvd_dtype f, const kvd__tile *c, const int T)
 {
-    const int stride = layout_of(f).stride;
+    const int stride = kvd__layout_of(f).stride;
     for (int64_t i = 0; i < c->n_panels; i++) {
         const uint8_t *p = c->panels + i * c->panel_bytes;
         const int32_t *side = c->side;
@@ -133,9 +104,9 @@ KVD__INLINE void tile_32(const format f, const kvd__tile *c, const int T)
 }
 
 /* One token: two panels in flight. */
-KVD__INLINE void tile_32_single(const format f, const kvd__tile *c)
+KVD__INLINE void tile_32_single(const kvd_dtype f, const kvd__tile *c)
 {
-    const int stride = layout_of(f).stride;
+    const int stride = kvd__layout_of(f).stride;
     int64_t i = 0;
     for (; i + 2 <= c->n_panels; i += 2) {
         const uint8_t *p0 = c->panels + i * c->panel_bytes, *p1 = p0 + c->panel_bytes;
@@ -172,9 +143,9 @@ KVD__INLINE void tile_32_single(const format f, const kvd__tile *c)
     static void tile_##stem##_##T(const kvd__tile *c)                          \
     {                                                                          \
         if (T == 1)                                                            \
-            tile_32_single(TYPE, c);                                           \
+            tile_32_single(KVD_##TYPE, c);                                     \
         else                                                                   \
-            tile_32(TYPE, c, T);                                               \
+            tile_32(KVD_##TYPE, c, T);                                         \
     }
 
 /* X(format, stem, side, bias) */
@@ -186,36 +157,34 @@ KVD__INLINE void tile_32_single(const format f, const kvd__tile *c)
     X(Q8_0, q8_0, KVD__SIDE_BIAS, 128)                                         \
     X(IQ4_NL, iq4_nl, KVD__SIDE_BIAS, 128)
 
-#define DEFINE(TYPE, stem, side, bias)                                                           \
-    KVD__1_TO_12(DEFINE_TILE, TYPE, stem)                                                        \
-    static kvd__tile_fn *const tiles_##stem[] = KVD__TILES_12(stem);                             \
-    static const kvd__walk walk_##stem = {tiles_##stem, 12, KVD__##TYPE##_STRIDE, 32, side, bias}; \
+#define DEFINE(TYPE, stem, side, bias)                                                               \
+    KVD__1_TO_12(DEFINE_TILE, TYPE, stem)                                                            \
+    static kvd__tile_fn *const tiles_##stem[] = KVD__TILES_12(stem);                                 \
+    static const kvd__walk walk_##stem = {tiles_##stem, 12, KVD__##TYPE##_STRIDE, 32, side, bias};   \
     static void gemm_##stem(float *y, int64_t ld_y, const void *panels, int64_t n_panels, int64_t K, \
-                            const kvd_acts *a, int64_t T)                                        \
-    {                                                                                            \
-        kvd__gemm_walk(&walk_##stem, y, ld_y, panels, n_panels, K, a, T);                        \
+                            const kvd_acts *a, int64_t T)                                            \
+    {                                                                                                \
+        kvd__gemm_walk(&walk_##stem, y, ld_y, panels, n_panels, K, a, T);                            \
     }
 FORMATS(DEFINE)
 
 /* ---- float weights -------------------------------------------------------- */
 
-typedef enum float_format { F32, F16, BF16 } float_format;
-
-KVD__INLINE int float_bytes(const float_format f) { return f == F32 ? 4 : 2; }
+KVD__INLINE int float_bytes(const kvd_dtype f) { return f == KVD_F32 ? 4 : 2; }
 
 /* 16 weights of one k, widened. */
-KVD__INLINE __m512 widen(const float_format f, const uint8_t *p)
+KVD__INLINE __m512 widen(const kvd_dtype f, const uint8_t *p)
 {
-    if (f == F32)
+    if (f == KVD_F32)
         return _mm512_loadu_ps(p);
-    if (f == F16)
+    if (f == KVD_F16)
         return kvd__load_16_f16(p);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p)), 16));
 }
 
 /* A step of two panels: below 7 tokens one panel's chains do not fill the fma
  * pipes. two: a constant. */
-KVD__INLINE void step_float(const float_format f, const uint8_t *p0, const uint8_t *p1, const bool two,
+KVD__INLINE void step_float(const kvd_dtype f, const uint8_t *p0, const uint8_t *p1, const bool two,
                             const float *const x[4], int64_t ld, int at, __m512 acc0[], __m512 acc1[], const int T)
 {
     const __m512 w0 = widen(f, p0), w1 = two ? widen(f, p1) : w0;
@@ -230,7 +199,7 @@ KVD__INLINE void step_float(const float_format f, const uint8_t *p0, const uint8
 #undef M
 }
 
-KVD__INLINE void panels_float(const float_format f, const kvd__tile *c, int64_t i, const bool two, const int T)
+KVD__INLINE void panels_float(const kvd_dtype f, const kvd__tile *c, int64_t i, const bool two, const int T)
 {
     const int stride = KVD__PANEL_ROWS * float_bytes(f);
     const uint8_t *p0 = c->panels + i * c->panel_bytes, *p1 = two ? p0 + c->panel_bytes : p0;
@@ -265,7 +234,7 @@ KVD__INLINE void panels_float(const float_format f, const kvd__tile *c, int64_t 
         kvd__finish(c, i + 1, T, acc1);
 }
 
-KVD__INLINE void tile_float(const float_format f, const kvd__tile *c, const int T)
+KVD__INLINE void tile_float(const kvd_dtype f, const kvd__tile *c, const int T)
 {
     int64_t i = 0;
     if (T <= 6)
@@ -276,17 +245,17 @@ KVD__INLINE void tile_float(const float_format f, const kvd__tile *c, const int 
 }
 
 #define DEFINE_FLOAT_TILE(TYPE, stem, T)                                       \
-    static void tile_##stem##_##T(const kvd__tile *c) { tile_float(TYPE, c, T); }
+    static void tile_##stem##_##T(const kvd__tile *c) { tile_float(KVD_##TYPE, c, T); }
 
 #define FLOAT_FORMATS(X) X(F32, f32) X(F16, f16) X(BF16, bf16)
 
-#define DEFINE_FLOAT(TYPE, stem)                                                                      \
-    KVD__1_TO_12(DEFINE_FLOAT_TILE, TYPE, stem)                                                       \
-    static kvd__tile_fn *const tiles_##stem[] = KVD__TILES_12(stem);                                  \
-    static void gemm_##stem(float *y, int64_t ld_y, const void *panels, int64_t n_panels, int64_t K,  \
-                            const kvd_acts *a, int64_t T)                                             \
-    {                                                                                                 \
-        kvd__gemm_walk_float(tiles_##stem, 12, float_bytes(TYPE), y, ld_y, panels, n_panels, K, a, T); \
+#define DEFINE_FLOAT(TYPE, stem)                                                                             \
+    KVD__1_TO_12(DEFINE_FLOAT_TILE, TYPE, stem)                                                              \
+    static kvd__tile_fn *const tiles_##stem[] = KVD__TILES_12(stem);                                         \
+    static void gemm_##stem(float *y, int64_t ld_y, const void *panels, int64_t n_panels, int64_t K,         \
+                            const kvd_acts *a, int64_t T)                                                    \
+    {                                                                                                        \
+        kvd__gemm_walk_float(tiles_##stem, 12, float_bytes(KVD_##TYPE), y, ld_y, panels, n_panels, K, a, T); \
     }
 FLOAT_FORMATS(DEFINE_FLOAT)
 

@@ -59,7 +59,7 @@ KVD__INLINE void kvd__dot(__m512i sum[], __m512i w, const int8_t *const q[4], in
 }
 
 /* The rows of q that a tile of T tokens reads, from block 0 on. */
-#define KVD__ROWS(type, name, p, ld, T)                                        \
+#define KVD__ROWS(type, name, p, ld, T)                                                         \
     const type *name[4] = {(p), (T) > 3 ? (p) + 3 * (ld) : (p), (T) > 6 ? (p) + 6 * (ld) : (p), \
                            (T) > 9 ? (p) + 9 * (ld) : (p)}
 #define KVD__ROWS_NEXT(name, n) (name[0] += (n), name[1] += (n), name[2] += (n), name[3] += (n))

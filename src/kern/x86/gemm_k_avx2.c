@@ -15,31 +15,7 @@
 
 #include "quant/panel.h"
 
-typedef enum format { Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS } format;
-
-KVD__INLINE int n_subs(const format f) { return f == Q4_K || f == Q5_K || f == IQ4_XS ? 8 : 16; }
-KVD__INLINE bool has_min(const format f) { return f == Q2_K || f == Q4_K || f == Q5_K; }
-KVD__INLINE int bias_shift(const format f) { return f == Q3_K ? 2 : f == Q6_K ? 5 : 0; } /* bias 4 or 32 */
-
-KVD__INLINE int stride_of(const format f)
-{
-    return f == Q2_K   ? KVD__Q2_K_STRIDE
-           : f == Q3_K ? KVD__Q3_K_STRIDE
-           : f == Q4_K ? KVD__Q4_K_STRIDE
-           : f == Q5_K ? KVD__Q5_K_STRIDE
-           : f == Q6_K ? KVD__Q6_K_STRIDE
-                       : KVD__IQ4_XS_STRIDE;
-}
-
-KVD__INLINE int d_of(const format f)
-{
-    return f == Q2_K   ? KVD__Q2_K_D
-           : f == Q3_K ? KVD__Q3_K_D
-           : f == Q4_K ? KVD__Q4_K_D
-           : f == Q5_K ? KVD__Q5_K_D
-           : f == Q6_K ? KVD__Q6_K_D
-                       : KVD__IQ4_XS_D;
-}
+KVD__INLINE int bias_shift(const kvd_dtype f) { return f == KVD_Q3_K ? 2 : f == KVD_Q6_K ? 5 : 0; } /* bias 4 or 32 */
 
 /* ---- scales --------------------------------------------------------------- */
 
@@ -117,25 +93,25 @@ static void scales_iq4_xs(scales *o, const uint8_t *p)
     }
 }
 
-KVD__INLINE void unpack_scales(const format f, scales *o, const uint8_t *p)
+KVD__INLINE void unpack_scales(const kvd_dtype f, scales *o, const uint8_t *p)
 {
     switch (f) {
-    case Q2_K:
+    case KVD_Q2_K:
         scales_q2_k(o, p);
         break;
-    case Q3_K:
+    case KVD_Q3_K:
         scales_q3_k(o, p);
         break;
-    case Q4_K:
+    case KVD_Q4_K:
         scales_6(o, p + KVD__Q4_K_SCALES);
         break;
-    case Q5_K:
+    case KVD_Q5_K:
         scales_6(o, p + KVD__Q5_K_SCALES);
         break;
-    case Q6_K:
+    case KVD_Q6_K:
         scales_q6_k(o, p);
         break;
-    case IQ4_XS:
+    default: /* IQ4_XS */
         scales_iq4_xs(o, p);
         break;
     }
@@ -157,35 +133,35 @@ typedef struct sub_block {
     __m128i shift, right, left;
 } sub_block;
 
-KVD__INLINE sub_block find(const format f, const uint8_t *p, int j)
+KVD__INLINE sub_block find(const kvd_dtype f, const uint8_t *p, int j)
 {
     sub_block s = {.low = p, .high = p};
     const int h = j / 8, part = j / 2 % 4, v = 4 * (j % 2); /* of 16 sub-blocks */
     int shift = 0, right = 0;
     switch (f) {
-    case Q5_K:
+    case KVD_Q5_K:
         s.high = p + KVD__Q5_K_QH;
         right = j - 4;
         /* fall through */
-    case Q4_K:
+    case KVD_Q4_K:
         s.low = p + 512 * (j / 2);
         shift = 4 * (j % 2);
         break;
-    case Q6_K:
+    case KVD_Q6_K:
         s.low = p + 64 * (16 * h + 8 * (part % 2) + v);
         shift = 4 * (part / 2);
         s.high = p + KVD__Q6_K_QH + 64 * (8 * h + v);
         right = 2 * part - 4;
         break;
-    case Q3_K:
+    case KVD_Q3_K:
         s.high = p + KVD__Q3_K_HMASK + 64 * v;
         right = 4 * h + part - 2;
         /* fall through */
-    case Q2_K:
+    case KVD_Q2_K:
         s.low = p + 64 * (8 * h + v);
         shift = 2 * part;
         break;
-    case IQ4_XS:
+    default: /* IQ4_XS */
         s.low = p + 256 * j;
         break;
     }
@@ -197,19 +173,19 @@ KVD__INLINE sub_block find(const format f, const uint8_t *p, int j)
 
 /* Eight rows (from byte 32*half of the k-vectors on) of a sub-block's k-group g:
  * u8, of IQ4_XS s8. */
-KVD__INLINE __m256i weights(const format f, const sub_block *s, const int g, const int half)
+KVD__INLINE __m256i weights(const kvd_dtype f, const sub_block *s, const int g, const int half)
 {
-    if (f == IQ4_XS) {
+    if (f == KVD_IQ4_XS) {
         const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)kvd__iq4_table));
         const __m256i x = kvd__load(s->low + 64 * (g % 4) + 32 * half);
         return _mm256_shuffle_epi8(table, kvd__bits(x, g < 4 ? 0 : 4, 15));
     }
-    const int mask = f == Q2_K || f == Q3_K ? 3 : 15;
+    const int mask = f == KVD_Q2_K || f == KVD_Q3_K ? 3 : 15;
     const __m256i low = _mm256_and_si256(_mm256_srl_epi16(kvd__load(s->low + 64 * g + 32 * half), s->shift),
                                          _mm256_set1_epi8((char)mask));
-    if (f == Q2_K || f == Q4_K)
+    if (f == KVD_Q2_K || f == KVD_Q4_K)
         return low;
-    const int bits = f == Q3_K ? 4 : f == Q5_K ? 16 : 48;
+    const int bits = f == KVD_Q3_K ? 4 : f == KVD_Q5_K ? 16 : 48;
     const __m256i high = kvd__load(s->high + 64 * g + 32 * half);
     const __m256i moved = _mm256_sll_epi16(_mm256_srl_epi16(high, s->right), s->left);
     return _mm256_or_si256(low, _mm256_and_si256(moved, _mm256_set1_epi8((char)bits)));
@@ -218,26 +194,27 @@ KVD__INLINE __m256i weights(const format f, const sub_block *s, const int g, con
 /* ---- products ------------------------------------------------------------- */
 
 /* S += a sub-block's share; sc: its scales as row pairs. */
-KVD__INLINE void add_sub_block(const format f, const sub_block *sub, __m256i sc0, __m256i sc1,
+KVD__INLINE void add_sub_block(const kvd_dtype f, const sub_block *sub, __m256i sc0, __m256i sc1,
                                const int8_t *const q[2], int64_t ld, __m256i S0[], __m256i S1[], const int T)
 {
-    const int groups = 64 / n_subs(f), run = f == Q6_K ? 2 : f == Q5_K ? 4 : groups; /* groups that fit 16 bits */
+    const int groups = 64 / kvd__n_subs(f);
+    const int run = f == KVD_Q6_K ? 2 : f == KVD_Q5_K ? 4 : groups; /* groups that fit 16 bits */
     __m256i sum0[KVD__AVX2_TOKENS], sum1[KVD__AVX2_TOKENS];
-#define GROUP(g)                                                                                          \
-    do {                                                                                                  \
-        if (g >= groups)                                                                                  \
-            break;                                                                                        \
-        const __m256i w0 = weights(f, sub, g, 0), w1 = weights(f, sub, g, 1);                             \
-        if (f == IQ4_XS) {                                                                                \
-            kvd__dot_signed(S0, S1, w0, w1, sc0, sc1, q, ld, 4 * g, T);                                   \
-            break;                                                                                        \
-        }                                                                                                 \
-        kvd__dot(sum0, sum1, w0, w1, q, ld, 4 * g, g % run == 0, T);                                      \
-        if (g % run == run - 1)                                                                           \
-            EACH_TOKEN(T, WIDEN);                                                                         \
+#define GROUP(g)                                                               \
+    do {                                                                       \
+        if (g >= groups)                                                       \
+            break;                                                             \
+        const __m256i w0 = weights(f, sub, g, 0), w1 = weights(f, sub, g, 1);  \
+        if (f == KVD_IQ4_XS) {                                                 \
+            kvd__dot_signed(S0, S1, w0, w1, sc0, sc1, q, ld, 4 * g, T);        \
+            break;                                                             \
+        }                                                                      \
+        kvd__dot(sum0, sum1, w0, w1, q, ld, 4 * g, g % run == 0, T);           \
+        if (g % run == run - 1)                                                \
+            EACH_TOKEN(T, WIDEN);                                              \
     } while (0)
 #define WIDEN(t)                                                               \
-    (S0[t] = kvd__add_32(S0[t], _mm256_madd_epi16(sum0[t], sc0)),         \
+    (S0[t] = kvd__add_32(S0[t], _mm256_madd_epi16(sum0[t], sc0)),              \
      S1[t] = kvd__add_32(S1[t], _mm256_madd_epi16(sum1[t], sc1)))
     GROUP(0);
     GROUP(1);
@@ -263,8 +240,8 @@ KVD__INLINE void dot_sums(const int8_t v[][16], const int n, const int32_t *pair
 #define M(t)                                                                   \
     do {                                                                       \
         const __m256i s = kvd__bcast(pairs + t);                               \
-        o0[t] = kvd__add_32(o0[t], _mm256_madd_epi16(v0, s));             \
-        o1[t] = kvd__add_32(o1[t], _mm256_madd_epi16(v1, s));             \
+        o0[t] = kvd__add_32(o0[t], _mm256_madd_epi16(v0, s));                  \
+        o1[t] = kvd__add_32(o1[t], _mm256_madd_epi16(v1, s));                  \
     } while (0)
         EACH_TOKEN(T, M);
 #undef M
@@ -272,10 +249,11 @@ KVD__INLINE void dot_sums(const int8_t v[][16], const int n, const int32_t *pair
 }
 
 /* One block's step for T tokens; q: their rows, at the block. side: [word][T]. */
-KVD__INLINE void step_256(const format f, const uint8_t *p, const int8_t *const q_block[2], int64_t ld,
+KVD__INLINE void step_256(const kvd_dtype f, const uint8_t *p, const int8_t *const q_block[2], int64_t ld,
                           const int32_t *side, float *chains, const int T)
 {
-    const int subs = n_subs(f);
+    const kvd__layout o = kvd__layout_of(f);
+    const int subs = kvd__n_subs(f);
     const int8_t *q[2] = {q_block[0], q_block[1]};
     scales s;
     unpack_scales(f, &s, p);
@@ -288,41 +266,41 @@ KVD__INLINE void step_256(const format f, const uint8_t *p, const int8_t *const 
         add_sub_block(f, &sub, row_pairs(s.sc[j], s.sc[j], 0), row_pairs(s.sc[j], s.sc[j], 1), q, ld, S0, S1, T);
         KVD__ROWS_NEXT(q, 256 / subs);
         if (T == 1)
-            for (int at = 0; at < stride_of(f) / subs; at += 64)
-                _mm_prefetch((const char *)p + KVD__PREFETCH_BYTES + stride_of(f) / subs * j + at, _MM_HINT_T0);
+            for (int at = 0; at < o.stride / subs; at += 64)
+                _mm_prefetch((const char *)p + KVD__PREFETCH_BYTES + o.stride / subs * j + at, _MM_HINT_T0);
     }
-    if (f != IQ4_XS)
-        dot_sums(has_min(f) ? s.mins : s.sc, subs, side + T, B0, B1, T);
+    if (f != KVD_IQ4_XS)
+        dot_sums(kvd__has_min(f) ? s.mins : s.sc, subs, side + T, B0, B1, T);
     if (bias_shift(f)) {
-#define M(t)                                                                              \
-    (S0[t] = _mm256_sub_epi32(S0[t], _mm256_slli_epi32(B0[t], bias_shift(f))),            \
+#define M(t)                                                                   \
+    (S0[t] = _mm256_sub_epi32(S0[t], _mm256_slli_epi32(B0[t], bias_shift(f))), \
      S1[t] = _mm256_sub_epi32(S1[t], _mm256_slli_epi32(B1[t], bias_shift(f))))
         EACH_TOKEN(T, M);
 #undef M
     }
-    const __m256 d0 = kvd__load_8_f16(p + d_of(f)), d1 = kvd__load_8_f16(p + d_of(f) + 16);
-    const __m256 m0 = has_min(f) ? kvd__load_8_f16(p + d_of(f) + 32) : d0;
-    const __m256 m1 = has_min(f) ? kvd__load_8_f16(p + d_of(f) + 48) : d1;
-#define M(t)                                                                                       \
-    do {                                                                                           \
-        const __m256 da = kvd__bcast_f32(side + t);                                                \
-        __m256 v0 = _mm256_load_ps(chains + 16 * t), v1 = _mm256_load_ps(chains + 16 * t + 8);     \
-        v0 = _mm256_fmadd_ps(_mm256_mul_ps(d0, da), _mm256_cvtepi32_ps(S0[t]), v0);                \
-        v1 = _mm256_fmadd_ps(_mm256_mul_ps(d1, da), _mm256_cvtepi32_ps(S1[t]), v1);                \
-        if (has_min(f)) {                                                                          \
-            v0 = _mm256_fnmadd_ps(_mm256_mul_ps(m0, da), _mm256_cvtepi32_ps(B0[t]), v0);           \
-            v1 = _mm256_fnmadd_ps(_mm256_mul_ps(m1, da), _mm256_cvtepi32_ps(B1[t]), v1);           \
-        }                                                                                          \
-        _mm256_store_ps(chains + 16 * t, v0);                                                      \
-        _mm256_store_ps(chains + 16 * t + 8, v1);                                                  \
+    const __m256 d0 = kvd__load_8_f16(p + o.d), d1 = kvd__load_8_f16(p + o.d + 16);
+    const __m256 m0 = kvd__has_min(f) ? kvd__load_8_f16(p + o.m) : d0;
+    const __m256 m1 = kvd__has_min(f) ? kvd__load_8_f16(p + o.m + 16) : d1;
+#define M(t)                                                                                   \
+    do {                                                                                       \
+        const __m256 da = kvd__bcast_f32(side + t);                                            \
+        __m256 v0 = _mm256_load_ps(chains + 16 * t), v1 = _mm256_load_ps(chains + 16 * t + 8); \
+        v0 = _mm256_fmadd_ps(_mm256_mul_ps(d0, da), _mm256_cvtepi32_ps(S0[t]), v0);            \
+        v1 = _mm256_fmadd_ps(_mm256_mul_ps(d1, da), _mm256_cvtepi32_ps(S1[t]), v1);            \
+        if (kvd__has_min(f)) {                                                                 \
+            v0 = _mm256_fnmadd_ps(_mm256_mul_ps(m0, da), _mm256_cvtepi32_ps(B0[t]), v0);       \
+            v1 = _mm256_fnmadd_ps(_mm256_mul_ps(m1, da), _mm256_cvtepi32_ps(B1[t]), v1);       \
+        }                                                                                      \
+        _mm256_store_ps(chains + 16 * t, v0);                                                  \
+        _mm256_store_ps(chains + 16 * t + 8, v1);                                              \
     } while (0)
     EACH_TOKEN(T, M);
 #undef M
 }
 
-KVD__INLINE void tile_256(const format f, const kvd__tile *c, const int T)
+KVD__INLINE void tile_256(const kvd_dtype f, const kvd__tile *c, const int T)
 {
-    const int words = f == IQ4_XS ? 2 : 1 + n_subs(f) / 2;
+    const int words = f == KVD_IQ4_XS ? 2 : 1 + kvd__n_subs(f) / 2;
     for (int64_t i = 0; i < c->n_panels; i++) {
         const uint8_t *p = c->panels + i * c->panel_bytes;
         const int32_t *side = c->side;
@@ -331,7 +309,7 @@ KVD__INLINE void tile_256(const format f, const kvd__tile *c, const int T)
         float *chains = kvd__start(c, i, T, &stack);
         for (int64_t b = 0; b < c->n_blocks; b++) {
             step_256(f, p, q, c->ld, side, chains, T);
-            p += stride_of(f);
+            p += kvd__layout_of(f).stride;
             side += words * T;
             KVD__ROWS_NEXT(q, 256);
         }
@@ -340,7 +318,7 @@ KVD__INLINE void tile_256(const format f, const kvd__tile *c, const int T)
 }
 
 #define DEFINE_TILE(TYPE, stem, T)                                             \
-    static void tile_##stem##_##T(const kvd__tile *c) { tile_256(TYPE, c, T); }
+    static void tile_##stem##_##T(const kvd__tile *c) { tile_256(KVD_##TYPE, c, T); }
 
 /* X(format, stem, side) */
 #define FORMATS(X)                                                             \
@@ -351,14 +329,14 @@ KVD__INLINE void tile_256(const format f, const kvd__tile *c, const int T)
     X(Q6_K, q6_k, KVD__SIDE_PAIRS_16)                                          \
     X(IQ4_XS, iq4_xs, KVD__SIDE_BIAS)
 
-#define DEFINE(TYPE, stem, side)                                                                  \
-    KVD__1_TO_5(DEFINE_TILE, TYPE, stem)                                                          \
-    static kvd__tile_fn *const tiles_##stem[] = KVD__TILES_5(stem);                               \
-    static const kvd__walk walk_##stem = {tiles_##stem, 5, KVD__##TYPE##_STRIDE, 256, side, 0};   \
+#define DEFINE(TYPE, stem, side)                                                                     \
+    KVD__1_TO_5(DEFINE_TILE, TYPE, stem)                                                             \
+    static kvd__tile_fn *const tiles_##stem[] = KVD__TILES_5(stem);                                  \
+    static const kvd__walk walk_##stem = {tiles_##stem, 5, KVD__##TYPE##_STRIDE, 256, side, 0};      \
     static void gemm_##stem(float *y, int64_t ld_y, const void *panels, int64_t n_panels, int64_t K, \
-                            const kvd_acts *a, int64_t T)                                         \
-    {                                                                                             \
-        kvd__gemm_walk(&walk_##stem, y, ld_y, panels, n_panels, K, a, T);                         \
+                            const kvd_acts *a, int64_t T)                                            \
+    {                                                                                                \
+        kvd__gemm_walk(&walk_##stem, y, ld_y, panels, n_panels, K, a, T);                            \
     }
 FORMATS(DEFINE)
 

@@ -12,36 +12,9 @@
 
 #include "quant/panel.h"
 
-typedef enum format { Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS } format;
-
-/* 16 sub-blocks of 4 k-groups, or 8 of 8. */
-KVD__INLINE int n_subs(const format f) { return f == Q4_K || f == Q5_K || f == IQ4_XS ? 8 : 16; }
-
-KVD__INLINE bool has_min(const format f) { return f == Q2_K || f == Q4_K || f == Q5_K; }
-
 /* Words of the side array before a block's next token set: after the scale, one
  * for each sub-block or for each two. */
-KVD__INLINE int n_words(const format f) { return 1 + (has_min(f) ? n_subs(f) / 2 : n_subs(f)); }
-
-KVD__INLINE int stride_of(const format f)
-{
-    return f == Q2_K   ? KVD__Q2_K_STRIDE
-           : f == Q3_K ? KVD__Q3_K_STRIDE
-           : f == Q4_K ? KVD__Q4_K_STRIDE
-           : f == Q5_K ? KVD__Q5_K_STRIDE
-           : f == Q6_K ? KVD__Q6_K_STRIDE
-                       : KVD__IQ4_XS_STRIDE;
-}
-
-KVD__INLINE int d_of(const format f)
-{
-    return f == Q2_K   ? KVD__Q2_K_D
-           : f == Q3_K ? KVD__Q3_K_D
-           : f == Q4_K ? KVD__Q4_K_D
-           : f == Q5_K ? KVD__Q5_K_D
-           : f == Q6_K ? KVD__Q6_K_D
-                       : KVD__IQ4_XS_D;
-}
+KVD__INLINE int n_words(const kvd_dtype f) { return 1 + (kvd__has_min(f) ? kvd__n_subs(f) / 2 : kvd__n_subs(f)); }
 
 /* ---- scales --------------------------------------------------------------- */
 
@@ -121,31 +94,32 @@ static void scales_iq4_xs(scales *o, const uint8_t *p)
     for (int j = 0; j < 8; j++) {
         const uint8_t *l = p + KVD__IQ4_XS_SCALES_L + 16 * (j / 2);
         const __m512i low = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)l));
-        const __m512i ls = with_high(bits(low, (unsigned)(4 * (j % 2)), 15), _mm512_srli_epi32(high, (unsigned)(2 * j)), 0);
+        const __m512i two_bits = _mm512_srli_epi32(high, (unsigned)(2 * j));
+        const __m512i ls = with_high(bits(low, (unsigned)(4 * (j % 2)), 15), two_bits, 0);
         const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_and_si512(ls, _mm512_set1_epi32(63)));
         _mm_store_si128((void *)o->sc[j], _mm_sub_epi8(bytes, _mm_set1_epi8(32)));
     }
 }
 
-KVD__INLINE void unpack_scales(const format f, scales *o, const uint8_t *p)
+KVD__INLINE void unpack_scales(const kvd_dtype f, scales *o, const uint8_t *p)
 {
     switch (f) {
-    case Q2_K:
+    case KVD_Q2_K:
         scales_q2_k(o, p);
         break;
-    case Q3_K:
+    case KVD_Q3_K:
         scales_q3_k(o, p);
         break;
-    case Q4_K:
+    case KVD_Q4_K:
         scales_6(o, p + KVD__Q4_K_SCALES);
         break;
-    case Q5_K:
+    case KVD_Q5_K:
         scales_6(o, p + KVD__Q5_K_SCALES);
         break;
-    case Q6_K:
+    case KVD_Q6_K:
         scales_q6_k(o, p);
         break;
-    case IQ4_XS:
+    default: /* IQ4_XS */
         scales_iq4_xs(o, p);
         break;
     }
@@ -161,35 +135,35 @@ typedef struct sub_block {
     __m512i rotate;
 } sub_block;
 
-KVD__INLINE sub_block find(const format f, const uint8_t *p, int j)
+KVD__INLINE sub_block find(const kvd_dtype f, const uint8_t *p, int j)
 {
     sub_block s = {p, p, _mm_setzero_si128(), _mm512_setzero_si512()};
     const int h = j / 8, part = j / 2 % 4, v = 4 * (j % 2); /* of 16 sub-blocks */
     int shift = 0, rotate = 0;
     switch (f) {
-    case Q5_K:
+    case KVD_Q5_K:
         s.high = p + KVD__Q5_K_QH;
         rotate = 4 - j;
         /* fall through */
-    case Q4_K:
+    case KVD_Q4_K:
         s.low = p + 512 * (j / 2);
         shift = 4 * (j % 2);
         break;
-    case Q6_K:
+    case KVD_Q6_K:
         s.low = p + 64 * (16 * h + 8 * (part % 2) + v);
         shift = 4 * (part / 2);
         s.high = p + KVD__Q6_K_QH + 64 * (8 * h + v);
         rotate = 4 - 2 * part;
         break;
-    case Q3_K:
+    case KVD_Q3_K:
         s.high = p + KVD__Q3_K_HMASK + 64 * v;
         rotate = 2 - (4 * h + part);
         /* fall through */
-    case Q2_K:
+    case KVD_Q2_K:
         s.low = p + 64 * (8 * h + v);
         shift = 2 * part;
         break;
-    case IQ4_XS:
+    default: /* IQ4_XS */
         s.low = p + 256 * j;
         break;
     }
@@ -199,19 +173,19 @@ KVD__INLINE sub_block find(const format f, const uint8_t *p, int j)
 }
 
 /* k-group g of a sub-block as u8. */
-KVD__INLINE __m512i weights(const format f, const sub_block *s, const int g)
+KVD__INLINE __m512i weights(const kvd_dtype f, const sub_block *s, const int g)
 {
-    if (f == IQ4_XS) {
+    if (f == KVD_IQ4_XS) {
         const __m512i table = _mm512_xor_si512(_mm512_broadcast_i32x4(_mm_loadu_si128((const void *)kvd__iq4_table)),
                                                _mm512_set1_epi8((char)0x80));
         return _mm512_shuffle_epi8(table, bits(kvd__load(s->low + 64 * (g % 4)), g < 4 ? 0 : 4, 15));
     }
-    const int mask = f == Q2_K || f == Q3_K ? 3 : 15;
+    const int mask = f == KVD_Q2_K || f == KVD_Q3_K ? 3 : 15;
     const __m512i low = _mm512_and_si512(_mm512_srl_epi16(kvd__load(s->low + 64 * g), s->shift),
                                          _mm512_set1_epi8((char)mask));
-    if (f == Q2_K || f == Q4_K)
+    if (f == KVD_Q2_K || f == KVD_Q4_K)
         return low;
-    const int high = f == Q3_K ? 4 : f == Q5_K ? 16 : 48;
+    const int high = f == KVD_Q3_K ? 4 : f == KVD_Q5_K ? 16 : 48;
     return _mm512_ternarylogic_epi32(low, _mm512_rolv_epi32(kvd__load(s->high + 64 * g), s->rotate),
                                      _mm512_set1_epi8((char)high), 0xf8);
 }
@@ -219,10 +193,11 @@ KVD__INLINE __m512i weights(const format f, const sub_block *s, const int g)
 /* ---- products ------------------------------------------------------------- */
 
 /* One block's step for T tokens; q: their rows, at the block. side: [word][T]. */
-KVD__INLINE void step_256(const format f, const uint8_t *p, const int8_t *const q_block[4], int64_t ld,
+KVD__INLINE void step_256(const kvd_dtype f, const uint8_t *p, const int8_t *const q_block[4], int64_t ld,
                           const int32_t *side, __m512 acc[], const int T)
 {
-    const int subs = n_subs(f), groups = 64 / subs;
+    const kvd__layout o = kvd__layout_of(f);
+    const int subs = kvd__n_subs(f), groups = 64 / subs;
     const int8_t *q[4] = {q_block[0], q_block[1], q_block[2], q_block[3]};
     scales s;
     unpack_scales(f, &s, p);
@@ -232,7 +207,7 @@ KVD__INLINE void step_256(const format f, const uint8_t *p, const int8_t *const 
 #undef M
     for (int j = 0; j < subs; j++) {
         const sub_block sub = find(f, p, j);
-        if (has_min(f)) {
+        if (kvd__has_min(f)) {
 #define M(t) sum[t] = _mm512_setzero_si512()
             EACH_TOKEN(T, M);
 #undef M
@@ -257,16 +232,16 @@ KVD__INLINE void step_256(const format f, const uint8_t *p, const int8_t *const 
 #undef M
         KVD__ROWS_NEXT(q, 4 * groups);
         if (T == 1)
-            for (int at = 0; at < stride_of(f) / subs; at += 64)
-                _mm_prefetch((const char *)p + KVD__PREFETCH_BYTES + stride_of(f) / subs * j + at, _MM_HINT_T0);
+            for (int at = 0; at < o.stride / subs; at += 64)
+                _mm_prefetch((const char *)p + KVD__PREFETCH_BYTES + o.stride / subs * j + at, _MM_HINT_T0);
     }
-    const __m512 d = kvd__load_16_f16(p + d_of(f));
-#define M(t)                                                                                         \
+    const __m512 d = kvd__load_16_f16(p + o.d);
+#define M(t)                                                                   \
     acc[t] = _mm512_fmadd_ps(_mm512_mul_ps(d, kvd__bcast_f32(side + t)), _mm512_cvtepi32_ps(S[t]), acc[t])
     EACH_TOKEN(T, M);
 #undef M
-    if (has_min(f)) {
-        const __m512 dmin = kvd__load_16_f16(p + d_of(f) + 32);
+    if (kvd__has_min(f)) {
+        const __m512 dmin = kvd__load_16_f16(p + o.m);
         __m512i *min_sum = sum;
 #define M(t) min_sum[t] = _mm512_setzero_si512()
         EACH_TOKEN(T, M);
@@ -276,14 +251,14 @@ KVD__INLINE void step_256(const format f, const uint8_t *p, const int8_t *const 
             EACH_TOKEN(T, M);
 #undef M
         }
-#define M(t)                                                                                         \
+#define M(t)                                                                   \
     acc[t] = _mm512_fnmadd_ps(_mm512_mul_ps(dmin, kvd__bcast_f32(side + t)), _mm512_cvtepi32_ps(min_sum[t]), acc[t])
         EACH_TOKEN(T, M);
 #undef M
     }
 }
 
-KVD__INLINE void tile_256(const format f, const kvd__tile *c, const int T)
+KVD__INLINE void tile_256(const kvd_dtype f, const kvd__tile *c, const int T)
 {
     for (int64_t i = 0; i < c->n_panels; i++) {
         const uint8_t *p = c->panels + i * c->panel_bytes;
@@ -293,7 +268,7 @@ KVD__INLINE void tile_256(const format f, const kvd__tile *c, const int T)
         kvd__start(c, i, T, acc);
         for (int64_t b = 0; b < c->n_blocks; b++) {
             step_256(f, p, q, c->ld, side, acc, T);
-            p += stride_of(f);
+            p += kvd__layout_of(f).stride;
             side += n_words(f) * T;
             KVD__ROWS_NEXT(q, 256);
         }
@@ -302,7 +277,7 @@ KVD__INLINE void tile_256(const format f, const kvd__tile *c, const int T)
 }
 
 #define DEFINE_TILE(TYPE, stem, T)                                             \
-    static void tile_##stem##_##T(const kvd__tile *c) { tile_256(TYPE, c, T); }
+    static void tile_##stem##_##T(const kvd__tile *c) { tile_256(KVD_##TYPE, c, T); }
 
 /* X(format, stem, side, bias) */
 #define FORMATS(X)                                                             \
@@ -313,14 +288,14 @@ KVD__INLINE void tile_256(const format f, const kvd__tile *c, const int T)
     X(Q6_K, q6_k, KVD__SIDE_BIAS_16, 32)                                       \
     X(IQ4_XS, iq4_xs, KVD__SIDE_BIAS_32, 128)
 
-#define DEFINE(TYPE, stem, side, bias)                                                            \
-    KVD__1_TO_12(DEFINE_TILE, TYPE, stem)                                                         \
-    static kvd__tile_fn *const tiles_##stem[] = KVD__TILES_12(stem);                              \
-    static const kvd__walk walk_##stem = {tiles_##stem, 12, KVD__##TYPE##_STRIDE, 256, side, bias}; \
+#define DEFINE(TYPE, stem, side, bias)                                                               \
+    KVD__1_TO_12(DEFINE_TILE, TYPE, stem)                                                            \
+    static kvd__tile_fn *const tiles_##stem[] = KVD__TILES_12(stem);                                 \
+    static const kvd__walk walk_##stem = {tiles_##stem, 12, KVD__##TYPE##_STRIDE, 256, side, bias};  \
     static void gemm_##stem(float *y, int64_t ld_y, const void *panels, int64_t n_panels, int64_t K, \
-                            const kvd_acts *a, int64_t T)                                         \
-    {                                                                                             \
-        kvd__gemm_walk(&walk_##stem, y, ld_y, panels, n_panels, K, a, T);                         \
+                            const kvd_acts *a, int64_t T)                                            \
+    {                                                                                                \
+        kvd__gemm_walk(&walk_##stem, y, ld_y, panels, n_panels, K, a, T);                            \
     }
 FORMATS(DEFINE)
 

@@ -19,6 +19,7 @@
 #define KVD_KERN_X86_GEMM_TILES_H
 
 #include "kern/kern.h"
+#include "quant/panel.h"
 
 #define KVD__INLINE static inline __attribute__((always_inline))
 
@@ -92,6 +93,47 @@ typedef void kvd__tile_fn(const kvd__tile *c);
 /* Where token t's row is, from every third row's pointer: x86 addresses reach
  * base, base + ld and base + 2*ld, so 12 rows take 4 pointers and a stride. */
 #define TOKEN_ROW(base, ld, t) ((base)[(t) / 3] + (t) % 3 * (ld))
+
+/* A quantised format's panel block (quant/panel.h): offsets in bytes. */
+typedef struct kvd__layout {
+    int stride;
+    int d;
+    int m;  /* m or dmin; -1: none */
+    int qh; /* fifth bits, high bits */
+} kvd__layout;
+
+KVD__INLINE kvd__layout kvd__layout_of(const kvd_dtype t)
+{
+    switch (t) {
+    case KVD_Q4_1:
+        return (kvd__layout){KVD__Q4_1_STRIDE, KVD__Q4_1_D, KVD__Q4_1_M, 0};
+    case KVD_Q5_0:
+        return (kvd__layout){KVD__Q5_0_STRIDE, KVD__Q5_0_D, -1, KVD__Q5_0_QH};
+    case KVD_Q5_1:
+        return (kvd__layout){KVD__Q5_1_STRIDE, KVD__Q5_1_D, KVD__Q5_1_M, KVD__Q5_1_QH};
+    case KVD_Q8_0:
+        return (kvd__layout){KVD__Q8_0_STRIDE, KVD__Q8_0_D, -1, 0};
+    case KVD_Q2_K:
+        return (kvd__layout){KVD__Q2_K_STRIDE, KVD__Q2_K_D, KVD__Q2_K_DMIN, 0};
+    case KVD_Q3_K:
+        return (kvd__layout){KVD__Q3_K_STRIDE, KVD__Q3_K_D, -1, KVD__Q3_K_HMASK};
+    case KVD_Q4_K:
+        return (kvd__layout){KVD__Q4_K_STRIDE, KVD__Q4_K_D, KVD__Q4_K_DMIN, 0};
+    case KVD_Q5_K:
+        return (kvd__layout){KVD__Q5_K_STRIDE, KVD__Q5_K_D, KVD__Q5_K_DMIN, KVD__Q5_K_QH};
+    case KVD_Q6_K:
+        return (kvd__layout){KVD__Q6_K_STRIDE, KVD__Q6_K_D, -1, KVD__Q6_K_QH};
+    case KVD_IQ4_XS:
+        return (kvd__layout){KVD__IQ4_XS_STRIDE, KVD__IQ4_XS_D, -1, 0};
+    default: /* Q4_0, IQ4_NL */
+        return (kvd__layout){KVD__Q4_0_STRIDE, KVD__Q4_0_D, -1, 0};
+    }
+}
+
+KVD__INLINE bool kvd__has_min(const kvd_dtype t) { return kvd__layout_of(t).m >= 0; }
+
+/* Sub-blocks of a 256-element block: 8 of 32 or 16 of 16 elements. */
+KVD__INLINE int kvd__n_subs(const kvd_dtype t) { return t == KVD_Q4_K || t == KVD_Q5_K || t == KVD_IQ4_XS ? 8 : 16; }
 
 /* What the side array holds of a block, after its activation scale (word 0). */
 typedef enum kvd__side_kind {
