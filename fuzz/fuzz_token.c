@@ -173,7 +173,8 @@ static void chat(input in, kvd_ledger *l)
     }
     char *out;
     size_t n_out;
-    if (!kvd__chat_render((kvd_chat)((int)(head % 32) - 1), messages, n, order & 128, head & 128, l, &out, &n_out, NULL)) {
+    kvd_chat c = (kvd_chat)((int)(head % 32) - 1);
+    if (!kvd__chat_render(c, messages, n, order & 128, head & 128, l, &out, &n_out, NULL)) {
         must(strlen(out) == n_out);
         kvd__free(out);
     }

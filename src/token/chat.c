@@ -112,7 +112,9 @@ static const struct {
      {"<|im_start|>", "enable_thinking is defined and enable_thinking is false", "ns.last_query_index",
       "'<think>\n\n</think>\n\n'"},
      {"'<think>\n' }}", "SmolLM"}},
-    {KVD_CHAT_CHATML, {"<|im_start|>", "<|im_end|>"}, {"<|im_sep|>", "<think>", "tools", "trim", "strip(", "bos_token"}},
+    {KVD_CHAT_CHATML,
+     {"<|im_start|>", "<|im_end|>"},
+     {"<|im_sep|>", "<think>", "tools", "trim", "strip(", "bos_token"}},
     {KVD_CHAT_DEEPSEEK_R1, {"{{'<｜User｜>' + message['content']}}", "{{'<｜Assistant｜><think>\n'}}"}, {NULL}},
     {KVD_CHAT_LLAMA31,
      {"<|start_header_id|>system<|end_header_id|>\n\n", "'Cutting Knowledge Date: December 2023\n'",
@@ -127,11 +129,13 @@ static const struct {
       "+ ' ' + eos_token", "system_message = false"},
      {"<<SYS>>' in", "<<SYS>>' not in"}},
     {KVD_CHAT_MISTRAL,
-     {"'[INST]' + system_message + '\n\n' + message['content'] + '[/INST]'", "'[INST]' + message['content'] + '[/INST]'",
+     {"'[INST]' + system_message + '\n\n' + message['content'] + '[/INST]'",
+      "'[INST]' + message['content'] + '[/INST]'",
       "{{- message['content'] + eos_token}}", "loop.last and system_message is defined"},
      {NULL}},
     {KVD_CHAT_MISTRAL_V3,
-     {"'[INST] ' + system_message + '\n\n' + message['content'] + '[/INST]'", "'[INST] ' + message['content'] + '[/INST]'",
+     {"'[INST] ' + system_message + '\n\n' + message['content'] + '[/INST]'",
+      "'[INST] ' + message['content'] + '[/INST]'",
       "{{- ' ' + message['content']|trim + eos_token}}", "loop.last and system_message is defined"},
      {NULL}},
     {KVD_CHAT_MISTRAL_V2,
@@ -512,8 +516,8 @@ int kvd__chat_render(kvd_chat c, const kvd_chat_message *messages, int64_t n_mes
     for (int64_t i = 0; i < n_messages; i++) {
         const kvd_chat_message *m = &messages[i];
         if (!m->role || !m->content || (!is_role(m, "system") && !is_role(m, "user") && !is_role(m, "assistant")))
-            return kvd__fail(err, KVD_E_ARG, "message %lld: role \"%.32s\" is not system, user or assistant", (long long)i,
-                             m->role ? m->role : "");
+            return kvd__fail(err, KVD_E_ARG, "message %lld: role \"%.32s\" is not system, user or assistant",
+                             (long long)i, m->role ? m->role : "");
     }
     text t = {.ledger = l, .err = err, .cap = 256};
     t.data = kvd__alloc(l, KVD_ACC_HOST, t.cap, err);

@@ -111,7 +111,9 @@ static const struct {
      {0},
      {"[\\r\\n]", "[" SPACE "]?[" DEEPSEEK_LETTERS "]++", "[" SPACE "]?[" DEEPSEEK_MARKS "]++",
       "(?<![" SPACE "])[" SPACE "]++\\z", DEEPSEEK_CJK, "[" NUMBER "]++"}},
-    {"deepseek-coder", {0}, {"[\\r\\n]", "[" SPACE "]?[" LETTER "]++", "[" SPACE "]?[" MARK "]++", DEEPSEEK_CJK, "[" NUMBER "]"}},
+    {"deepseek-coder",
+     {0},
+     {"[\\r\\n]", "[" SPACE "]?[" LETTER "]++", "[" SPACE "]?[" MARK "]++", DEEPSEEK_CJK, "[" NUMBER "]"}},
     {"tekken", {true, true}, {TEKKEN}},
 };
 
@@ -136,7 +138,8 @@ static int compile(kvd__presplit *p, const char *pattern, kvd_error *err)
     if (!re && code == PCRE2_ERROR_HEAP_FAILED)
         return kvd__fail(err, KVD_E_NOMEM, "out of memory: pre-tokeniser");
     if (!re)
-        return kvd__fail(err, KVD_E_UNSUPPORTED, "PCRE2 without Unicode: error %d at %zu of a pattern", code, (size_t)at);
+        return kvd__fail(err, KVD_E_UNSUPPORTED, "PCRE2 without Unicode: error %d at %zu of a pattern", code,
+                         (size_t)at);
     (void)pcre2_jit_compile(re, PCRE2_JIT_COMPLETE); /* where it can not be had, the interpreter matches */
     p->patterns[p->n_patterns++] = re;
     return 0;

@@ -157,7 +157,8 @@ int kvd__special_cut(const kvd__special *s, const char *text, size_t n, bool con
         out->n = 0;
         for (uint32_t i = 0; !rc && i < before.n; i++) {
             kvd__fragment f = before.list[i];
-            rc = f.token >= 0 || f.n < length ? push(out, f, l, err) : cut_length(s, text, f, length, control, out, l, err);
+            rc = f.token >= 0 || f.n < length ? push(out, f, l, err)
+                                              : cut_length(s, text, f, length, control, out, l, err);
         }
     }
     kvd__free(before.list);

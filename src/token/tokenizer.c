@@ -98,7 +98,8 @@ static int add_token(kvd_tokenizer *t, const kvd_vocab *v, int64_t id, char *scr
     /* One written with U+2581 is found whole where that is in the text, and
      * merged where the text has spaces, as Gemma's runs of them in older files. */
     bool whole = control || (listed && n == text.n);
-    t->flags[id] = (uint8_t)((control ? KVD__TOKEN_CONTROL : 0) | (whole ? KVD__TOKEN_WHOLE : 0) | (end ? KVD__TOKEN_END : 0));
+    t->flags[id] =
+        (uint8_t)((control ? KVD__TOKEN_CONTROL : 0) | (whole ? KVD__TOKEN_WHOLE : 0) | (end ? KVD__TOKEN_END : 0));
     int rc = kvd__pieces_add(&t->pieces, scratch, n, t->ledger, err);
     if (!rc && listed && text.n)
         rc = kvd__special_add(&t->special, text, (int32_t)id, control, t->ledger, err);

@@ -545,7 +545,9 @@ static void test_spm_random(void **state)
     vocab b;
     start_spm(&b);
     uint64_t rng = 2;
-    const char *const parts[] = {"\xe2\x96\x81", "a", "b", "aa", "ab", "aab", "\xe2\x96\x81" "a", "b\xe2\x96\x81", "\xc3\xa9", "\xc3\xa9\xc3\xa9"};
+    const char *const parts[] = {"\xe2\x96\x81", "a",  "b",        "aa",
+                                 "ab",           "aab", "\xe2\x96\201a", "b\xe2\x96\x81",
+                                 "\xc3\xa9",     "\xc3\xa9\xc3\xa9"};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         add_spm(&b, parts[i], (float)(i % 4));
     kvd_tokenizer *t = made(&b);
