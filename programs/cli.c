@@ -77,13 +77,16 @@ enum { N_ROWS = sizeof rows / sizeof rows[0] };
 
 int cli_fail(int exit_code, const char *format, ...)
 {
+    char line[1024];
     va_list ap;
     va_start(ap, format);
-    cli_progress_clear();
-    fputs("kvd: ", stderr);
-    vfprintf(stderr, format, ap);
-    fputc('\n', stderr);
+    vsnprintf(line, sizeof line, format, ap);
     va_end(ap);
+    for (char *p = line; *p; p++) /* names of files may hold anything: still one line */
+        if ((unsigned char)*p < 0x20 || *p == 0x7f)
+            *p = '?';
+    cli_progress_clear();
+    fprintf(stderr, "kvd: %s\n", line);
     return exit_code;
 }
 

@@ -43,8 +43,7 @@ static int encode(const cli *c, kvd_model *m, int32_t **ids, int64_t *n)
     if (rc)
         rc = cli_fail(kvd_error_exit(rc), "%s%s", err.message, chat || c->raw ? "" : " (or --raw)");
     else if (*n == 0) {
-        kvd_ids_free(*ids);
-        rc = cli_fail(EXIT_USAGE, "the prompt is empty");
+        rc = cli_fail(EXIT_USAGE, "the prompt is empty"); /* the caller frees ids */
     }
     kvd_text_free(chat);
     free(text);
