@@ -417,7 +417,7 @@ static void from_then_on(void **state)
 {
     for (int k = 0; k < N_FAULTS; k++) {
         const fault *f = &faults[k];
-        for (int64_t at = 1; f->error != EINTR; at += 1 + at / 8) {
+        for (int64_t at = 1; f->error != EINTR; at += 1 + at / 3) {
             injector in = {.f = *f, .first = at, .last = INT64_MAX};
             bool direct = (at + k) % 2;
             char what[120];
