@@ -16,7 +16,7 @@
  * Context memory of a spill, all of it allocated at creation (kvd__spill_bytes):
  *   LAYER       a ring of n_slots slots of segment_blocks records, which n_readers
  *               threads fill ahead of the consumer, and write_blocks records to
- *               write through
+ *               write through; 832 KiB for SmolLM2 with the defaults
  *   CHECKPOINT  8 bytes per (layer, block): XXH3-64, and 2 bytes per block
  * The page cache is no hidden part of it: O_DIRECT where the file system takes it,
  * else pages are dropped after each transfer.
@@ -151,11 +151,11 @@ typedef struct kvd_spill_segment {
  * KVD_E_ARG: a read is under way, or a block is not there; KVD_E_IO: broken. */
 int kvd__spill_read_begin(kvd_spill *sp, const kvd_spill_range *ranges, int64_t n_ranges, kvd_error *err);
 
-/* Wait for the next segment; its hashes have been verified. Up to n_slots may be
- * held (then it is KVD_E_ARG, for want of a slot it would wait forever); keep
- * reading in mind: a held slot reads nothing ahead. After the last range: 0 with
- * n_blocks == 0. KVD_E_IO, KVD_E_CHECK (wrong hash) name layer and block; segments
- * before it have been handed out, and the spill is broken. */
+/* Wait for the next segment; its hashes have been verified. Several may be held, but
+ * each held slot is one less to read ahead into, and with all n_slots held it is
+ * KVD_E_ARG (it would wait forever). After the last range: 0 with n_blocks == 0.
+ * KVD_E_IO, KVD_E_CHECK (wrong hash) name layer and block; all segments before that
+ * one have been handed out, and the spill is broken. *seg is untouched on failure. */
 int kvd__spill_next(kvd_spill *sp, kvd_spill_segment *seg, kvd_error *err);
 /* Give the oldest held slot back. */
 void kvd__spill_release(kvd_spill *sp);
