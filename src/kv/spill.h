@@ -16,7 +16,7 @@
  * Context memory of a spill, all of it allocated at creation (kvd__spill_bytes):
  *   LAYER       a ring of n_slots slots of segment_blocks records, which n_readers
  *               threads fill ahead of the consumer, and write_blocks records to
- *               write through; 832 KiB for SmolLM2 with the defaults
+ *               write through; 820 KiB for SmolLM2 with the defaults
  *   CHECKPOINT  8 bytes per (layer, block): XXH3-64, and 2 bytes per block
  * The page cache is no hidden part of it: O_DIRECT where the file system takes it,
  * else pages are dropped after each transfer.
