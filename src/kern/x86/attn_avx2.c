@@ -1,10 +1,8 @@
 /* kern/x86: attention for AVX2. Two registers are a block's positions in the
  * scores; eight lanes are elements of d_head in the values, of which d_head is a
- * multiple, so there are no tails.
- *
- * Of 16 registers the inner loops use 8 to 12 to accumulate, n queries times
- * blocks or times vectors of d: an FMA of 4 cycles, two a cycle, wants at least 8.
- * attn_group.h has the frame. */
+ * multiple, so there are no tails. attn_group.h has the frame, attn_avx512.c the
+ * reason why scores take one block at a time. Of 16 registers, up to 12
+ * accumulate: 2n in the scores, n times the vectors of d in the values. */
 #include "kern/x86/attn_group.h"
 
 /* Stored values i .. i+7. */
@@ -28,93 +26,103 @@ static void widen(float *dst, const void *src, kvd_kvtype t, int n)
             _mm256_storeu_ps(dst + i, load8(KVD_KV_BF16, src, i));
 }
 
-/* Blocks b .. b + n_blocks - 1 for n queries. Registers are taken in the order
- * that keeps fewest alive: all of K and one query, or the other way round. */
-INLINE void scores(kvd_kvtype t, int n, int n_blocks, const kvd_group *g, int b)
+/* Block b for n queries. */
+INLINE void scores(kvd_kvtype t, int n, const kvd_group *g, int b)
 {
-    __m256 acc[KVD__GROUP][2 * KVD__TILE_BLOCKS];
+    __m256 acc[KVD__GROUP][2];
     const float *q[KVD__GROUP];
-    const void *k[KVD__TILE_BLOCKS];
+    const void *k = g->k[b];
     UNROLL(8) for (int i = 0; i < n; i++) {
         q[i] = g->q[i];
-        UNROLL(8) for (int c = 0; c < 2 * n_blocks; c++)
-            acc[i][c] = _mm256_setzero_ps();
+        acc[i][0] = acc[i][1] = _mm256_setzero_ps();
     }
-    UNROLL(4) for (int c = 0; c < n_blocks; c++)
-        k[c] = g->k[b + c];
+    bool ahead = t != KVD_KV_F32 && n >= 2 && g->d >= KVD__PREFETCH_D;
     for (int d = 0; d < g->d; d++) {
-        if (2 * n_blocks <= n) {
-            __m256 kd[2 * KVD__TILE_BLOCKS];
-            UNROLL(8) for (int c = 0; c < 2 * n_blocks; c++)
-                kd[c] = load8(t, k[c / 2], (int64_t)d * KVD__BLOCK + c % 2 * 8);
-            UNROLL(8) for (int i = 0; i < n; i++) {
-                __m256 qd = _mm256_set1_ps(q[i][d]);
-                UNROLL(8) for (int c = 0; c < 2 * n_blocks; c++)
-                    acc[i][c] = _mm256_fmadd_ps(qd, kd[c], acc[i][c]);
-            }
-        } else {
-            __m256 qd[KVD__GROUP];
-            UNROLL(8) for (int i = 0; i < n; i++)
-                qd[i] = _mm256_set1_ps(q[i][d]);
-            UNROLL(8) for (int c = 0; c < 2 * n_blocks; c++) {
-                __m256 kd = load8(t, k[c / 2], (int64_t)d * KVD__BLOCK + c % 2 * 8);
-                UNROLL(8) for (int i = 0; i < n; i++)
-                    acc[i][c] = _mm256_fmadd_ps(qd[i], kd, acc[i][c]);
-            }
+        if (ahead && d % 2 == 0)
+            _mm_prefetch((const char *)g->v[b] + d * 2 * KVD__BLOCK, _MM_HINT_T1);
+        __m256 k0 = load8(t, k, (int64_t)d * KVD__BLOCK), k1 = load8(t, k, (int64_t)d * KVD__BLOCK + 8);
+        UNROLL(8) for (int i = 0; i < n; i++) {
+            __m256 qd = _mm256_set1_ps(q[i][d]);
+            acc[i][0] = _mm256_fmadd_ps(qd, k0, acc[i][0]);
+            acc[i][1] = _mm256_fmadd_ps(qd, k1, acc[i][1]);
         }
     }
-    UNROLL(8) for (int i = 0; i < n; i++)
-        UNROLL(8) for (int c = 0; c < 2 * n_blocks; c++)
-            _mm256_storeu_ps(g->e[i] + b * KVD__BLOCK + c * 8, acc[i][c]);
+    UNROLL(8) for (int i = 0; i < n; i++) {
+        _mm256_storeu_ps(g->e[i] + b * KVD__BLOCK, acc[i][0]);
+        _mm256_storeu_ps(g->e[i] + b * KVD__BLOCK + 8, acc[i][1]);
+    }
 }
 
 enum { VECTORS = KVD__TILE / 8 };
 
-/* Scores to exponentials, in place; m and l. max(s, m) gives m if s is NaN. `all`:
- * the whole tile is visible. */
-INLINE void softmax_of(kvd_group *g, int i, bool all)
+/* The lanes of vector v that query i sees. */
+INLINE __m256 visible(const kvd_group *g, int i, int v)
+{
+    __m256i j = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(8 * v));
+    __m256i from = _mm256_set1_epi32(g->lo[i] - 1), to = _mm256_set1_epi32(g->hi[i]);
+    return _mm256_castsi256_ps(_mm256_and_si256(_mm256_cmpgt_epi32(j, from), _mm256_cmpgt_epi32(to, j)));
+}
+
+/* Scaled scores in place of scores; returns their maximum. max(s, m) gives m if s
+ * is NaN. `all`: the whole tile is visible. */
+INLINE float scale_and_max(const kvd_group *g, int i, bool all)
 {
     const __m256 minus_inf = _mm256_castsi256_ps(_mm256_set1_epi32((int)0xff800000));
-    const __m256i iota = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    __m256i from = _mm256_set1_epi32(g->lo[i] - 1), to = _mm256_set1_epi32(g->hi[i]);
-    __m256 s[VECTORS], seen[VECTORS], m = minus_inf, sum[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    __m256 m = minus_inf;
     UNROLL(8) for (int v = 0; v < VECTORS; v++) {
-        s[v] = _mm256_mul_ps(_mm256_loadu_ps(g->e[i] + 8 * v), _mm256_set1_ps(g->scale));
-        __m256 masked = s[v];
-        if (!all) {
-            __m256i j = _mm256_add_epi32(iota, _mm256_set1_epi32(8 * v));
-            seen[v] = _mm256_castsi256_ps(_mm256_and_si256(_mm256_cmpgt_epi32(j, from), _mm256_cmpgt_epi32(to, j)));
-            masked = _mm256_blendv_ps(minus_inf, s[v], seen[v]);
-        }
-        m = _mm256_max_ps(masked, m);
+        __m256 s = _mm256_mul_ps(_mm256_loadu_ps(g->e[i] + 8 * v), _mm256_set1_ps(g->scale));
+        _mm256_storeu_ps(g->e[i] + 8 * v, s);
+        m = _mm256_max_ps(all ? s : _mm256_blendv_ps(minus_inf, s, visible(g, i, v)), m);
     }
     __m128 half = _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps(m, 1));
     half = _mm_max_ps(half, _mm_movehl_ps(half, half));
-    float top = _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half))) + 0.0f;
-    m = _mm256_set1_ps(top);
+    return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half))) + 0.0f;
+}
+
+/* Exponentials in place of scaled scores; returns their sum. */
+INLINE float exp_and_sum(const kvd_group *g, int i, float top, bool all)
+{
+    __m256 sum[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
     UNROLL(8) for (int v = 0; v < VECTORS; v++) {
-        __m256 e = kvd__exp_below_avx2(_mm256_sub_ps(s[v], m));
-        e = all ? e : _mm256_and_ps(e, seen[v]);
+        __m256 e = kvd__exp_below_avx2(_mm256_sub_ps(_mm256_loadu_ps(g->e[i] + 8 * v), _mm256_set1_ps(top)));
+        e = all ? e : _mm256_and_ps(e, visible(g, i, v));
         sum[v % 2] = _mm256_add_ps(sum[v % 2], e);
         _mm256_storeu_ps(g->e[i] + 8 * v, e);
     }
-    float l = kvd__fold16_avx2(sum[0], sum[1]);
-    g->l[i] = l;
-    g->m[i] = l == l ? top : l;
+    return kvd__fold16_avx2(sum[0], sum[1]);
 }
 
-static inline void softmax(kvd_group *g, int i)
+/* m, l and the exponentials. Two loops over the queries, so that the latencies of
+ * one's maximum and sum hide behind the others. */
+static void softmax(kvd_group *g)
 {
-    if (g->lo[i] == 0 && g->hi[i] == KVD__TILE)
-        softmax_of(g, i, true);
-    else
-        softmax_of(g, i, false);
+    float top[KVD__GROUP];
+    for (int i = 0; i < g->n; i++)
+        top[i] = g->lo[i] == 0 && g->hi[i] == KVD__TILE ? scale_and_max(g, i, true) : scale_and_max(g, i, false);
+    for (int i = 0; i < g->n; i++) {
+        bool all = g->lo[i] == 0 && g->hi[i] == KVD__TILE;
+        float l = all ? exp_and_sum(g, i, top[i], true) : exp_and_sum(g, i, top[i], false);
+        g->l[i] = l;
+        g->m[i] = l == l ? top[i] : l;
+    }
 }
 
-/* acc += e[.][j] * v[j] for j of [j, end); each query its own part of it unless
- * `all` say that they see the whole of it. */
-INLINE void add_values(kvd_kvtype t, int n, int w, bool all, const kvd_group *g, int c, int j, int end,
-                       __m256 acc[KVD__GROUP][8])
+/* acc += e[.][j] * v[j] for j of [j, end), for each query as far as it sees. */
+INLINE void add_ragged(kvd_kvtype t, int n, int w, const kvd_group *g, int c, int j, int end, __m256 acc[KVD__GROUP][8])
+{
+    for (; j < end; j++) {
+        int64_t at = (int64_t)(j % KVD__BLOCK) * g->d + c;
+        UNROLL(8) for (int i = 0; i < n; i++)
+            if (j >= g->lo[i] && j < g->hi[i])
+                UNROLL(8) for (int x = 0; x < w; x++)
+                    acc[i][x] = _mm256_fmadd_ps(_mm256_set1_ps(g->e[i][j]), load8(t, g->v[j / KVD__BLOCK], at + 8 * x),
+                                                acc[i][x]);
+    }
+}
+
+/* The same where all see all. Besides acc, only one element of V and n of e are
+ * in registers at a time, or the other way round. */
+INLINE void add_common(kvd_kvtype t, int n, int w, const kvd_group *g, int c, int j, int end, __m256 acc[KVD__GROUP][8])
 {
     while (j < end) {
         const void *v = g->v[j / KVD__BLOCK];
@@ -122,21 +130,24 @@ INLINE void add_values(kvd_kvtype t, int n, int w, bool all, const kvd_group *g,
         stop = stop < end ? stop : end;
         for (; j < stop; j++) {
             int64_t at = (int64_t)(j % KVD__BLOCK) * g->d + c;
-            if (n == 1) {
-                __m256 ej = _mm256_set1_ps(g->e[0][j]);
+            if (n <= w) {
+                __m256 ej[KVD__GROUP];
+                UNROLL(8) for (int i = 0; i < n; i++)
+                    ej[i] = _mm256_set1_ps(g->e[i][j]);
+                UNROLL(8) for (int x = 0; x < w; x++) {
+                    __m256 vj = load8(t, v, at + 8 * x);
+                    UNROLL(8) for (int i = 0; i < n; i++)
+                        acc[i][x] = _mm256_fmadd_ps(ej[i], vj, acc[i][x]);
+                }
+            } else {
+                __m256 vj[8];
                 UNROLL(8) for (int x = 0; x < w; x++)
-                    acc[0][x] = _mm256_fmadd_ps(ej, load8(t, v, at + 8 * x), acc[0][x]);
-                continue;
-            }
-            __m256 vj[4];
-            UNROLL(4) for (int x = 0; x < w; x++)
-                vj[x] = load8(t, v, at + 8 * x);
-            UNROLL(8) for (int i = 0; i < n; i++) {
-                if (!all && (j < g->lo[i] || j >= g->hi[i]))
-                    continue;
-                __m256 ej = _mm256_set1_ps(g->e[i][j]);
-                UNROLL(4) for (int x = 0; x < w; x++)
-                    acc[i][x] = _mm256_fmadd_ps(ej, vj[x], acc[i][x]);
+                    vj[x] = load8(t, v, at + 8 * x);
+                UNROLL(8) for (int i = 0; i < n; i++) {
+                    __m256 ej = _mm256_set1_ps(g->e[i][j]);
+                    UNROLL(8) for (int x = 0; x < w; x++)
+                        acc[i][x] = _mm256_fmadd_ps(ej, vj[x], acc[i][x]);
+                }
             }
         }
     }
@@ -150,10 +161,10 @@ INLINE void values(kvd_kvtype t, int n, int w, const kvd_group *g, int c)
         UNROLL(8) for (int x = 0; x < w; x++)
             acc[i][x] = _mm256_setzero_ps();
     if (n > 1 && g->first < g->common)
-        add_values(t, n, w, false, g, c, g->first, g->common, acc);
-    add_values(t, n, w, true, g, c, g->common, g->common_end, acc);
+        add_ragged(t, n, w, g, c, g->first, g->common, acc);
+    add_common(t, n, w, g, c, g->common, g->common_end, acc);
     if (n > 1 && g->common_end < g->end)
-        add_values(t, n, w, false, g, c, g->common_end, g->end, acc);
+        add_ragged(t, n, w, g, c, g->common_end, g->end, acc);
     UNROLL(8) for (int i = 0; i < n; i++) {
         float *O = g->O[i] + c;
         if (g->fresh[i]) {
@@ -171,12 +182,10 @@ INLINE void values(kvd_kvtype t, int n, int w, const kvd_group *g, int c)
 
 INLINE void group(kvd_kvtype t, int n, kvd_group *g, float *const *M, float *const *L)
 {
-    int n_blocks = n == 1 ? 4 : n <= 3 ? 2 : 1, c = 0;
-    for (int b = 0; b < KVD__TILE_BLOCKS; b += n_blocks)
-        if (g->first < (b + n_blocks) * KVD__BLOCK && g->end > b * KVD__BLOCK)
-            scores(t, n, n_blocks, g, b);
-    for (int i = 0; i < n; i++)
-        softmax(g, i);
+    int c = 0;
+    for (int b = g->first / KVD__BLOCK; b * KVD__BLOCK < g->end; b++)
+        scores(t, n, g, b);
+    softmax(g);
     kvd__group_weights(g, M, L);
     if (n == 1)
         for (; c + 64 <= g->d; c += 64)

@@ -1,10 +1,12 @@
 /* kern/x86: attention for AVX-512. Sixteen lanes are a block's positions in the
- * scores and sixteen elements of d_head in the values.
+ * scores and sixteen elements of d_head in the values. attn_group.h has the frame.
  *
- * Registers of the inner loops: n queries times blocks (scores) or times vectors
- * of d (values) accumulate in 8 to 16 registers, enough to hide the latency of an
- * FMA of 4 cycles; up to three queries therefore take twice as many blocks.
- * attn_group.h has the frame. */
+ * Scores take one block at a time, although one to three queries alone do not fill
+ * the FMA's latency then: long contexts come from memory, and there one stream in
+ * the order of addresses is worth more. (Zen 4, d_head 64, f16, one query: 32 GB/s
+ * from memory against 12 with the four blocks of a tile side by side; 41 against
+ * 43 from the L2 cache.) Values take as many elements of d at a time as registers
+ * allow, 16 to 28 of 32, for the same reason. */
 #include "kern/x86/attn_group.h"
 #include "kern/x86/exp_avx512.h"
 
@@ -30,76 +32,108 @@ static void widen(float *dst, const void *src, kvd_kvtype t, int n)
             _mm512_storeu_ps(dst + i, load16(KVD_KV_BF16, src, i, 0xffff));
 }
 
-/* Blocks b .. b + n_blocks - 1 for n queries. */
-INLINE void scores(kvd_kvtype t, int n, int n_blocks, const kvd_group *g, int b)
+/* Block b for n queries. One block at a time, so that K is read in the order of its
+ * addresses. */
+INLINE void scores(kvd_kvtype t, int n, const kvd_group *g, int b)
 {
-    __m512 acc[KVD__GROUP][KVD__TILE_BLOCKS];
+    __m512 acc[KVD__GROUP];
     const float *q[KVD__GROUP];
-    const void *k[KVD__TILE_BLOCKS];
+    const void *k = g->k[b];
     UNROLL(8) for (int i = 0; i < n; i++) {
         q[i] = g->q[i];
-        UNROLL(4) for (int c = 0; c < n_blocks; c++)
-            acc[i][c] = _mm512_setzero_ps();
+        acc[i] = _mm512_setzero_ps();
     }
-    UNROLL(4) for (int c = 0; c < n_blocks; c++)
-        k[c] = g->k[b + c];
+    bool ahead = t != KVD_KV_F32 && n >= 4 && g->d >= KVD__PREFETCH_D;
     for (int d = 0; d < g->d; d++) {
-        __m512 kd[KVD__TILE_BLOCKS];
-        UNROLL(4) for (int c = 0; c < n_blocks; c++)
-            kd[c] = load16(t, k[c], (int64_t)d * KVD__BLOCK, 0xffff);
-        UNROLL(8) for (int i = 0; i < n; i++) {
-            __m512 qd = _mm512_set1_ps(q[i][d]);
-            UNROLL(4) for (int c = 0; c < n_blocks; c++)
-                acc[i][c] = _mm512_fmadd_ps(qd, kd[c], acc[i][c]);
-        }
+        if (ahead && d % 2 == 0)
+            _mm_prefetch((const char *)g->v[b] + d * 2 * KVD__BLOCK, _MM_HINT_T1);
+        __m512 kd = load16(t, k, (int64_t)d * KVD__BLOCK, 0xffff);
+        UNROLL(8) for (int i = 0; i < n; i++)
+            acc[i] = _mm512_fmadd_ps(_mm512_set1_ps(q[i][d]), kd, acc[i]);
     }
     UNROLL(8) for (int i = 0; i < n; i++)
-        UNROLL(4) for (int c = 0; c < n_blocks; c++)
-            _mm512_storeu_ps(g->e[i] + (b + c) * KVD__BLOCK, acc[i][c]);
+        _mm512_storeu_ps(g->e[i] + b * KVD__BLOCK, acc[i]);
 }
 
-/* Scores to exponentials, in place; m and l. max(s, m) gives m if s is NaN. */
-static inline void softmax(kvd_group *g, int i)
+static inline uint64_t visible_slots(const kvd_group *g, int i)
 {
-    __m512 s[KVD__TILE_BLOCKS], m = _mm512_set1_ps(kvd__f32_from_bits(0xff800000u)), sum = _mm512_setzero_ps();
-    uint64_t visible = ~(uint64_t)0 >> (KVD__TILE - g->hi[i] + g->lo[i]) << g->lo[i];
-    UNROLL(4) for (int b = 0; b < KVD__TILE_BLOCKS; b++) {
-        __mmask16 lanes = (__mmask16)(visible >> b * KVD__BLOCK);
-        s[b] = _mm512_mul_ps(_mm512_loadu_ps(g->e[i] + b * KVD__BLOCK), _mm512_set1_ps(g->scale));
-        m = _mm512_mask_max_ps(m, lanes, s[b], m);
-    }
-    float top = _mm512_reduce_max_ps(m) + 0.0f;
-    m = _mm512_set1_ps(top);
-    UNROLL(4) for (int b = 0; b < KVD__TILE_BLOCKS; b++) {
-        __mmask16 lanes = (__mmask16)(visible >> b * KVD__BLOCK);
-        s[b] = kvd__exp_below_avx512(lanes, _mm512_sub_ps(s[b], m));
-        sum = _mm512_add_ps(sum, s[b]);
-        _mm512_storeu_ps(g->e[i] + b * KVD__BLOCK, s[b]);
-    }
-    float l = kvd__fold16_avx512(sum);
-    g->l[i] = l;
-    g->m[i] = l == l ? top : l;
+    return ~(uint64_t)0 >> (KVD__TILE - g->hi[i] + g->lo[i]) << g->lo[i];
 }
 
-/* acc += e[.][j] * v[j] for j of [j, end); each query its own part of it unless
- * `all` say that they see the whole of it. */
-INLINE void add_values(kvd_kvtype t, int n, int w, bool all, const kvd_group *g, int c, __mmask16 lanes, int j, int end,
-                       __m512 acc[KVD__GROUP][4])
+/* Scores to exponentials, in place; m and l. Two loops over the queries, so that
+ * the latencies of one's maximum and sum hide behind the others. max(s, m) gives m
+ * if s is NaN. */
+static void softmax(kvd_group *g)
+{
+    float top[KVD__GROUP];
+    for (int i = 0; i < g->n; i++) {
+        uint64_t visible = visible_slots(g, i);
+        __m512 m = _mm512_set1_ps(kvd__f32_from_bits(0xff800000u));
+        UNROLL(4) for (int b = 0; b < KVD__TILE_BLOCKS; b++) {
+            __m512 s = _mm512_mul_ps(_mm512_loadu_ps(g->e[i] + b * KVD__BLOCK), _mm512_set1_ps(g->scale));
+            m = _mm512_mask_max_ps(m, (__mmask16)(visible >> b * KVD__BLOCK), s, m);
+            _mm512_storeu_ps(g->e[i] + b * KVD__BLOCK, s);
+        }
+        top[i] = _mm512_reduce_max_ps(m) + 0.0f;
+    }
+    for (int i = 0; i < g->n; i++) {
+        uint64_t visible = visible_slots(g, i);
+        __m512 m = _mm512_set1_ps(top[i]), sum = _mm512_setzero_ps();
+        UNROLL(4) for (int b = 0; b < KVD__TILE_BLOCKS; b++) {
+            __m512 e = _mm512_sub_ps(_mm512_loadu_ps(g->e[i] + b * KVD__BLOCK), m);
+            e = kvd__exp_below_avx512((__mmask16)(visible >> b * KVD__BLOCK), e);
+            sum = _mm512_add_ps(sum, e);
+            _mm512_storeu_ps(g->e[i] + b * KVD__BLOCK, e);
+        }
+        float l = kvd__fold16_avx512(sum);
+        g->l[i] = l;
+        g->m[i] = l == l ? top[i] : l;
+    }
+}
+
+/* acc += e[.][j] * v[j] for j of [j, end), for each query as far as it sees. */
+INLINE void add_ragged(kvd_kvtype t, int n, int w, const kvd_group *g, int c, __mmask16 lanes, int j, int end,
+                       __m512 acc[KVD__GROUP][8])
+{
+    for (; j < end; j++) {
+        int64_t at = (int64_t)(j % KVD__BLOCK) * g->d + c;
+        UNROLL(8) for (int i = 0; i < n; i++)
+            if (j >= g->lo[i] && j < g->hi[i])
+                UNROLL(8) for (int x = 0; x < w; x++)
+                    acc[i][x] = _mm512_fmadd_ps(_mm512_set1_ps(g->e[i][j]),
+                                                load16(t, g->v[j / KVD__BLOCK], at + 16 * x, lanes), acc[i][x]);
+    }
+}
+
+/* The same where all see all. Besides acc, only one element of V and n of e are
+ * in registers at a time, or the other way round. */
+INLINE void add_common(kvd_kvtype t, int n, int w, const kvd_group *g, int c, __mmask16 lanes, int j, int end,
+                       __m512 acc[KVD__GROUP][8])
 {
     while (j < end) {
         const void *v = g->v[j / KVD__BLOCK];
         int stop = (j | (KVD__BLOCK - 1)) + 1;
         stop = stop < end ? stop : end;
         for (; j < stop; j++) {
-            __m512 vj[4];
-            UNROLL(4) for (int x = 0; x < w; x++)
-                vj[x] = load16(t, v, (int64_t)(j % KVD__BLOCK) * g->d + c + 16 * x, lanes);
-            UNROLL(8) for (int i = 0; i < n; i++) {
-                if (!all && (j < g->lo[i] || j >= g->hi[i]))
-                    continue;
-                __m512 ej = _mm512_set1_ps(g->e[i][j]);
-                UNROLL(4) for (int x = 0; x < w; x++)
-                    acc[i][x] = _mm512_fmadd_ps(ej, vj[x], acc[i][x]);
+            int64_t at = (int64_t)(j % KVD__BLOCK) * g->d + c;
+            if (n <= w) {
+                __m512 ej[8];
+                UNROLL(8) for (int i = 0; i < n; i++)
+                    ej[i] = _mm512_set1_ps(g->e[i][j]);
+                UNROLL(8) for (int x = 0; x < w; x++) {
+                    __m512 vj = load16(t, v, at + 16 * x, lanes);
+                    UNROLL(8) for (int i = 0; i < n; i++)
+                        acc[i][x] = _mm512_fmadd_ps(ej[i], vj, acc[i][x]);
+                }
+            } else {
+                __m512 vj[8];
+                UNROLL(8) for (int x = 0; x < w; x++)
+                    vj[x] = load16(t, v, at + 16 * x, lanes);
+                UNROLL(8) for (int i = 0; i < n; i++) {
+                    __m512 ej = _mm512_set1_ps(g->e[i][j]);
+                    UNROLL(8) for (int x = 0; x < w; x++)
+                        acc[i][x] = _mm512_fmadd_ps(ej, vj[x], acc[i][x]);
+                }
             }
         }
     }
@@ -108,23 +142,23 @@ INLINE void add_values(kvd_kvtype t, int n, int w, bool all, const kvd_group *g,
 /* Elements c .. c + 16w - 1 of the result, w registers; of the last, `lanes`. */
 INLINE void values(kvd_kvtype t, int n, int w, const kvd_group *g, int c, __mmask16 lanes)
 {
-    __m512 acc[KVD__GROUP][4];
+    __m512 acc[KVD__GROUP][8];
     UNROLL(8) for (int i = 0; i < n; i++)
-        UNROLL(4) for (int x = 0; x < w; x++)
+        UNROLL(8) for (int x = 0; x < w; x++)
             acc[i][x] = _mm512_setzero_ps();
     if (n > 1 && g->first < g->common)
-        add_values(t, n, w, false, g, c, lanes, g->first, g->common, acc);
-    add_values(t, n, w, true, g, c, lanes, g->common, g->common_end, acc);
+        add_ragged(t, n, w, g, c, lanes, g->first, g->common, acc);
+    add_common(t, n, w, g, c, lanes, g->common, g->common_end, acc);
     if (n > 1 && g->common_end < g->end)
-        add_values(t, n, w, false, g, c, lanes, g->common_end, g->end, acc);
+        add_ragged(t, n, w, g, c, lanes, g->common_end, g->end, acc);
     UNROLL(8) for (int i = 0; i < n; i++) {
         float *O = g->O[i] + c;
         if (g->fresh[i]) {
-            UNROLL(4) for (int x = 0; x < w; x++)
+            UNROLL(8) for (int x = 0; x < w; x++)
                 _mm512_mask_storeu_ps(O + 16 * x, lanes, acc[i][x]);
         } else {
             __m512 a = _mm512_set1_ps(g->a[i]), b = _mm512_set1_ps(g->b[i]);
-            UNROLL(4) for (int x = 0; x < w; x++) {
+            UNROLL(8) for (int x = 0; x < w; x++) {
                 __m512 old = _mm512_maskz_loadu_ps(lanes, O + 16 * x);
                 old = _mm512_fmadd_ps(old, a, _mm512_mul_ps(acc[i][x], b));
                 _mm512_mask_storeu_ps(O + 16 * x, lanes, old);
@@ -135,14 +169,15 @@ INLINE void values(kvd_kvtype t, int n, int w, const kvd_group *g, int c, __mmas
 
 INLINE void group(kvd_kvtype t, int n, kvd_group *g, float *const *M, float *const *L)
 {
-    int n_blocks = n <= 3 ? 4 : 2, c = 0;
-    for (int b = 0; b < KVD__TILE_BLOCKS; b += n_blocks)
-        if (g->first < (b + n_blocks) * KVD__BLOCK && g->end > b * KVD__BLOCK)
-            scores(t, n, n_blocks, g, b);
-    for (int i = 0; i < n; i++)
-        softmax(g, i);
+    int c = 0;
+    for (int b = g->first / KVD__BLOCK; b * KVD__BLOCK < g->end; b++)
+        scores(t, n, g, b);
+    softmax(g);
     kvd__group_weights(g, M, L);
     if (n <= 3)
+        for (; c + 128 <= g->d; c += 128)
+            values(t, n, 8, g, c, 0xffff);
+    if (n <= 7)
         for (; c + 64 <= g->d; c += 64)
             values(t, n, 4, g, c, 0xffff);
     for (; c + 32 <= g->d; c += 32)
