@@ -14,7 +14,7 @@ enum {
     LONG_ACTIVATIONS, LONG_TEMP, LONG_TOP_K, LONG_TOP_P, LONG_MIN_P, LONG_REPEAT, LONG_PRESENCE, LONG_FREQUENCY,
     LONG_BIAS, LONG_SEED, LONG_STOP, LONG_IGNORE_EOS, LONG_RAW, LONG_SYSTEM, LONG_TEMPLATE, LONG_JSON, LONG_RECEIPT,
     LONG_QUIET, LONG_NO_BOS, LONG_SPECIAL, LONG_CHUNKS, LONG_QUICK, LONG_FULL, LONG_INJECT, LONG_NO_THINK,
-    LONG_STATS, LONG_PROFILE, LONG_EVICT_TO, LONG_SPILL_DIR, LONG_HELP
+    LONG_STATS, LONG_PROFILE, LONG_EVICT_TO, LONG_SPILL_DIR, LONG_CONTEXT, LONG_RECALIBRATE, LONG_HELP
 };
 
 typedef struct {
@@ -29,7 +29,7 @@ static const option_row rows[] = {
     {"m", 'm', true, OPT_MODEL, "FILE", "model, a GGUF file"},
     {"p", 'p', true, OPT_PROMPT, "TEXT", "prompt"},
     {"f", 'f', true, OPT_PROMPT | OPT_EVAL, "FILE", "read the text from a file (else standard input)"},
-    {"n", 'n', true, OPT_GENERATE, "N", "new tokens at most; 256 (chat: 512 an answer); -1: until the end token or T_max"},
+    {"n", 'n', true, OPT_GENERATE | OPT_PLAN, "N", "new tokens at most; 256 (chat: 512 an answer); -1: until the end token or T_max"},
     {"raw", LONG_RAW, false, OPT_RAW, NULL, "the prompt as it is, without chat template"},
     {"system", LONG_SYSTEM, true, OPT_GENERATE, "TEXT", "system message of the chat template"},
     {"template", LONG_TEMPLATE, true, OPT_GENERATE, "NAME", "chat template by name instead of the file's"},
@@ -40,6 +40,9 @@ static const option_row rows[] = {
     {"policy", LONG_POLICY, true, OPT_MEMORY, "NAME", "kv-direct, or full: keep everything"},
     {"evict-to", LONG_EVICT_TO, true, OPT_MEMORY, "TIER", "auto, recompute, disk: where evicted K and V come from again"},
     {"spill-dir", LONG_SPILL_DIR, true, OPT_MEMORY, "DIR", "folder of the disk tier; the user's cache folder"},
+    {"recalibrate", LONG_RECALIBRATE, false, OPT_MEMORY, NULL, "measure this machine again for the planner"},
+    {"context", LONG_CONTEXT, true, OPT_PLAN, "N", "tokens of prompt and answer"},
+    {"o", 'o', true, OPT_PLAN, "FILE", "write the curve as TSV"},
     {"kv-type", LONG_KV_TYPE, true, OPT_NUMBERS, "TYPE", "f16, bf16, f32"},
     {"stream", LONG_STREAM, true, OPT_NUMBERS, "TYPE", "residual stream: f32, f16, bf16"},
     {"activations", LONG_ACTIVATIONS, true, OPT_NUMBERS, "KIND", "auto (8 bit with quantised weights) or f32"},
@@ -303,6 +306,9 @@ static bool apply(cli *c, int value, const char *a)
     case LONG_QUICK: return c->quick = true;
     case LONG_FULL: return c->full = true;
     case LONG_PROFILE: return c->profile = true;
+    case LONG_RECALIBRATE: return c->recalibrate = true;
+    case LONG_CONTEXT: return integer(a, 1, INT64_MAX / 4, &c->context);
+    case 'o': c->output = a; return true;
     case LONG_CHUNKS: return integer(a, 1, INT64_MAX / 4096, &c->chunks);
     case LONG_INJECT:
         if (!pair(a, &n, rest, sizeof rest) || !integer(rest, 0, INT_MAX, &c->inject_pos))
@@ -361,7 +367,7 @@ int cli_parse(cli *c, int argc, char **argv, const char *command, unsigned group
     longs[n] = (struct option){0};
     opterr = 0;
     optind = 1;
-    for (int v; (v = getopt_long(argc, argv, ":m:p:f:n:d:r:h", longs, NULL)) != -1;) {
+    for (int v; (v = getopt_long(argc, argv, ":m:p:f:n:d:r:o:h", longs, NULL)) != -1;) {
         if (v == 'h' || v == LONG_HELP) {
             help(command, groups);
             exit(cli_close_stdout());

@@ -31,6 +31,7 @@ enum {
     OPT_TEXT = 1 << 8,     /* --no-bos --special */
     OPT_EVAL = 1 << 9,     /* --chunks */
     OPT_VERIFY = 1 << 10,  /* --quick --full --inject */
+    OPT_PLAN = 1 << 13,    /* --context -n -o */
     OPT_BENCH = 1 << 11,   /* -p -n -d -r as lists of numbers, --profile */
     OPT_RAW = 1 << 12,     /* --raw */
     OPT_CHAT = 1 << 13,    /* --stats */
@@ -45,13 +46,18 @@ typedef struct cli {
     kvd_generate_options go;
     int64_t chunks; /* of eval; 0: all */
     const char *depths, *new_tokens; /* of bench: lists as given */
+    int64_t context;      /* of plan */
+    const char *output;   /* -o */
+    bool new_given;       /* -n was */
+    bool recalibrate;
     int64_t repetitions;
     bool profile;
     int inject_layer;
     int64_t inject_pos;
     const char *stop[32];
     kvd_logit_bias bias[256];
-    char spill_dir[4096];
+    char cache_dir[4096];
+    kvd_rates rates; /* of --evict-to auto */
     const char *words[4]; /* what stands without an option */
     int n_words;
 } cli;
@@ -78,10 +84,14 @@ int cli_read_file(const char *path, char **text, size_t *n);
  * set when budget is true and none was given. 0 or an exit code. */
 int cli_load(const cli *c, bool budget, kvd_model **m);
 
-/* The folder of the disk tier, made if need be: --spill-dir, or the user's cache
- * folder ($XDG_CACHE_HOME/kvd or ~/.cache/kvd). Sets c->so.spill_dir; 0 or an exit
- * code. Nothing happens when the disk was not asked for. */
+/* Make the user's cache folder ($XDG_CACHE_HOME/kvd or ~/.cache/kvd), and take it as
+ * c->so.spill_dir unless --spill-dir gave another or --evict-to recompute wants none.
+ * 0, or an exit code where --evict-to disk can not do without. */
 int cli_spill_dir(cli *c);
+
+/* The planner's rates for c->model as loaded: from the cache folder, else measured
+ * and put there. 0 or an exit code. */
+int cli_rates(cli *c, kvd_model *m, kvd_rates *r);
 
 /* First SIGINT sets a flag, the second ends the process at once. */
 void cli_catch_interrupt(void);
@@ -128,5 +138,6 @@ int cmd_tokenize(int argc, char **argv);
 int cmd_verify(int argc, char **argv);
 int cmd_eval(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
+int cmd_plan(int argc, char **argv);
 
 #endif

@@ -15,6 +15,7 @@ static const struct {
     {"tokenize", "text to token ids", cmd_tokenize},
     {"verify", "prove the guarantees on a model", cmd_verify},
     {"eval", "perplexity", cmd_eval},
+    {"plan", "what fits a budget and how fast, before loading", cmd_plan},
     {"bench", "prefill and decode rates", cmd_bench},
 };
 

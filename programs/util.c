@@ -100,26 +100,32 @@ int cli_load(const cli *c, bool budget, kvd_model **m)
     return 0;
 }
 
-int cli_spill_dir(cli *c)
+/* mkdir -p; false if the folder is not there afterwards. */
+static bool make_folders(char *path)
 {
-    if (c->so.evict_to != KVD_EVICT_DISK || c->so.spill_dir)
-        return 0;
-    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    bool own = cache && *cache == '/';
-    if (!own && (!home || *home != '/'))
-        return cli_fail(EXIT_USAGE, "no HOME: give --spill-dir");
-    int n = snprintf(c->spill_dir, sizeof c->spill_dir, "%s%s", own ? cache : home, own ? "/kvd" : "/.cache/kvd");
-    if (n < 0 || (size_t)n >= sizeof c->spill_dir)
-        return cli_fail(EXIT_USAGE, "the cache folder's name is too long: give --spill-dir");
-    for (char *p = c->spill_dir + 1; *p; p++)
+    for (char *p = path + 1; *p; p++)
         if (*p == '/') {
             *p = 0;
-            mkdir(c->spill_dir, 0755);
+            mkdir(path, 0755);
             *p = '/';
         }
-    if (mkdir(c->spill_dir, 0700) && errno != EEXIST)
-        return cli_fail(EXIT_RESOURCES, "%s: %s", c->spill_dir, strerror(errno));
-    c->so.spill_dir = c->spill_dir;
+    return mkdir(path, 0700) == 0 || errno == EEXIST;
+}
+
+int cli_spill_dir(cli *c)
+{
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    bool own = cache && *cache == '/', must = c->so.evict_to == KVD_EVICT_DISK && !c->so.spill_dir;
+    if (!own && (!home || *home != '/'))
+        return must ? cli_fail(EXIT_USAGE, "no HOME: give --spill-dir") : 0;
+    int n = snprintf(c->cache_dir, sizeof c->cache_dir, "%s%s", own ? cache : home, own ? "/kvd" : "/.cache/kvd");
+    if (n < 0 || (size_t)n >= sizeof c->cache_dir || !make_folders(c->cache_dir)) {
+        int e = errno;
+        *c->cache_dir = 0;
+        return must ? cli_fail(EXIT_RESOURCES, "the cache folder: %s; give --spill-dir", strerror(e)) : 0;
+    }
+    if (c->so.evict_to != KVD_EVICT_RECOMPUTE && !c->so.spill_dir)
+        c->so.spill_dir = c->cache_dir;
     return 0;
 }
 

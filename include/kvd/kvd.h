@@ -57,6 +57,18 @@ typedef enum kvd_evict_to {
     KVD_EVICT_DISK       /* written to a file once, read back in each pass */
 } kvd_evict_to;
 
+/* Rates of this machine for one model and one set of settings, for the planner
+ * (docs/memory.md, "The planner"). A plain value: keep it in a file if you like. */
+enum { KVD_RATE_POINTS = 5 };
+typedef struct kvd_rates {
+    int64_t rows[KVD_RATE_POINTS];  /* ascending, rows[0] == 1 */
+    double rows_s[KVD_RATE_POINTS]; /* seconds of a pass of so many rows, attention aside */
+    double head_s;                  /* of the output head for one row */
+    double pair_alone_s;            /* one query position against one key position, all layers: a single row */
+    double pair_chunk_s;            /* the same in a chunk of rows */
+    double disk_read_bytes_s, disk_write_bytes_s; /* of spill_dir; 0: no disk tier */
+} kvd_rates;
+
 /* Types of stored K and V, and of the residual stream between layers. */
 typedef enum kvd_float_type { KVD_TYPE_F16, KVD_TYPE_BF16, KVD_TYPE_F32 } kvd_float_type;
 
@@ -80,6 +92,8 @@ typedef struct kvd_session_options {
     kvd_evict_to evict_to;   /* default KVD_EVICT_AUTO */
     const char *spill_dir;   /* an existing folder for KVD_EVICT_DISK, not in memory (tmpfs); borrowed for
                                 the call; default NULL: no disk tier, AUTO recomputes */
+    const kvd_rates *rates;  /* for KVD_EVICT_AUTO with spill_dir: kvd_generate then takes the tier that
+                                the planner finds fastest; borrowed for the call; default NULL: recompute */
     int64_t kv_tokens;       /* B: positions kept resident, from 16*floor((T-B)/16) on;
                                 0: none; -1 (default): as many as the budget allows */
 } kvd_session_options;
@@ -245,6 +259,7 @@ typedef struct kvd_session_stats {
     int64_t recomputed_tokens; /* sum of rebuilt positions over all passes */
     int64_t passes;
     int64_t drafted, accepted; /* speculation: none yet, always 0 */
+    const char *tier;          /* of the passes now: "full", "recompute", "disk" */
     bool disk;                 /* a spill file is in use */
     int64_t disk_read_bytes, disk_written_bytes;
     double disk_wait_s;        /* passes waited for the disk */
@@ -275,6 +290,27 @@ typedef struct kvd_plan {
 /* For n_tokens of context of which the first n_prompt come at once. budget 0: no limit. */
 KVD_API void kvd_plan_session(const kvd_model *m, const kvd_session_options *o, int64_t n_prompt, int64_t n_tokens,
                               int64_t budget_bytes, kvd_plan *plan);
+
+/* Measure the rates, in about a second: passes over few rows, attention over made-up
+ * blocks, and o->spill_dir if there is one. One computing call at a time per model. */
+KVD_API int kvd_calibrate(kvd_model *m, const kvd_session_options *o, kvd_rates *rates, kvd_error *err);
+
+/* A model of the file's shapes and formats with made-up weights: to calibrate and to
+ * plan before the real ones are read. Sessions over it work and say nonsense. */
+KVD_API int kvd_model_load_synthetic(kvd_model **out, const char *path, const kvd_model_options *options, kvd_error *err);
+
+typedef struct kvd_tier_plan {
+    const char *name;           /* "full", "recompute", "disk" */
+    bool fits, chosen;
+    int64_t need_bytes;         /* the least budget with which the tier runs this */
+    int64_t max_tokens;         /* T_max of the budget with this tier */
+    int64_t resident_tokens;    /* at the end */
+    double prefill_tokens_per_s, decode_tokens_per_s; /* predicted; 0 if it does not fit */
+} kvd_tier_plan;
+/* All tiers for n_prompt tokens and n_new more under a budget (0: no limit), i from
+ * 0; false when there are no more. Pure arithmetic. */
+KVD_API bool kvd_plan_tier(const kvd_model *m, const kvd_session_options *o, const kvd_rates *rates, int64_t n_prompt,
+                           int64_t n_new, int64_t budget_bytes, int i, kvd_tier_plan *plan);
 
 /* Bytes this process can still get: the least of MemAvailable, the cgroup's
  * limit minus use, and RLIMIT_AS minus the address space in use. */

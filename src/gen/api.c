@@ -24,14 +24,14 @@ static int choose_cpu(kvd_isa isa, kvd_cpu *cpu, kvd_error *err)
     return 0;
 }
 
-int kvd_model_load(kvd_model **out, const char *path, const kvd_model_options *options, kvd_error *err)
+static int load_model(kvd_model **out, const char *path, const kvd_model_options *options, bool synthetic, kvd_error *err)
 {
     kvd_model_options o;
     kvd_model_options_defaults(&o);
     if (options)
         o = *options;
     kvd_load_options lo = {.n_threads = o.n_threads, .chunk = o.chunk_tokens, .activations_f32 = o.activations_f32,
-                           .budget_bytes = o.kv_budget_bytes};
+                           .budget_bytes = o.kv_budget_bytes, .synthetic = synthetic};
     if (o.n_threads < 0 || o.n_threads > KVD__MAX_THREADS)
         return kvd__fail(err, KVD_E_RANGE, "threads: %d is not in 1..%d", o.n_threads, KVD__MAX_THREADS);
     if (o.chunk_tokens < 1 || o.chunk_tokens > 4096)
@@ -44,6 +44,16 @@ int kvd_model_load(kvd_model **out, const char *path, const kvd_model_options *o
     if (!lo.n_threads)
         lo.n_threads = kvd__cpu_count() < KVD__MAX_THREADS ? kvd__cpu_count() : KVD__MAX_THREADS;
     return kvd__model_load(out, path, &lo, err);
+}
+
+int kvd_model_load(kvd_model **out, const char *path, const kvd_model_options *options, kvd_error *err)
+{
+    return load_model(out, path, options, false, err);
+}
+
+int kvd_model_load_synthetic(kvd_model **out, const char *path, const kvd_model_options *options, kvd_error *err)
+{
+    return load_model(out, path, options, true, err);
 }
 
 int kvd_model_load_vocab(kvd_model **out, const char *path, kvd_error *err)

@@ -10,22 +10,27 @@ bool kvd__disk_wanted(const kvd_session *s)
 }
 
 /* Buffers as large as is useful, but a small part of the budget. */
-static kvd_spill_options spill_options(const kvd_session *s, int64_t n_tokens)
+kvd_spill_options kvd__disk_options(const struct kvd_model *m, const kvd_kv_shape *shape, const char *dir, int64_t n_tokens,
+                                    int64_t budget_bytes)
 {
     kvd_spill_options o;
     kvd__spill_defaults(&o);
-    o.dir = s->spill_dir;
+    o.dir = dir;
     int64_t n = n_tokens + n_tokens / 2; /* a chat grows: room for more than asked */
-    n = n < s->m->config.n_ctx ? n : s->m->config.n_ctx;
+    n = n < m->config.n_ctx ? n : m->config.n_ctx;
     o.max_blocks = (n + KVD__BLOCK - 1) / KVD__BLOCK;
-    int64_t budget = s->m->ledger->budget_bytes;
-    while (o.segment_blocks > KVD__TILE_BLOCKS && kvd__spill_bytes(&s->shape, &o) > budget / 6)
+    while (o.segment_blocks > KVD__TILE_BLOCKS && kvd__spill_bytes(shape, &o) > budget_bytes / 6)
         o.segment_blocks /= 2;
-    if (kvd__spill_bytes(&s->shape, &o) > budget / 6) {
+    if (kvd__spill_bytes(shape, &o) > budget_bytes / 6) {
         o.n_slots = 3;
         o.write_blocks = 1;
     }
     return o;
+}
+
+static kvd_spill_options spill_options(const kvd_session *s, int64_t n_tokens)
+{
+    return kvd__disk_options(s->m, &s->shape, s->spill_dir, n_tokens, s->m->ledger->budget_bytes);
 }
 
 int64_t kvd__disk_spill_bytes(const kvd_session *s, int64_t n_tokens)

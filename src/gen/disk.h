@@ -9,6 +9,10 @@
 /* Does this session evict to disk (asked for, and not given up)? */
 bool kvd__disk_wanted(const kvd_session *s);
 
+/* The spill's options for a session of n_tokens under a budget. */
+kvd_spill_options kvd__disk_options(const struct kvd_model *m, const kvd_kv_shape *shape, const char *dir, int64_t n_tokens,
+                                    int64_t budget_bytes);
+
 /* Context memory of the spill's buffers for n_tokens under a budget. */
 int64_t kvd__disk_spill_bytes(const kvd_session *s, int64_t n_tokens);
 

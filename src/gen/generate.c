@@ -118,6 +118,7 @@ static int admit(kvd_session *s, int64_t n, const kvd_generate_options *o, int64
                          "%lld tokens, %lld of prompt and %lld new ones do not fit the trained context of %lld",
                          (long long)s->n, (long long)n, (long long)new, (long long)n_ctx);
     int64_t prompt = s->n + n, want = prompt + new;
+    kvd__session_choose_tier(s, prompt, new);
     int64_t need = kvd__session_least_bytes(s, &lim, want);
     if (need > lim.budget_bytes) {
         int64_t most = kvd__session_max_tokens(s, &lim);
@@ -192,7 +193,7 @@ int kvd_generate(kvd_session *s, const int32_t *ids, int64_t n, const kvd_genera
     if ((rc = check_options(s, o, err)) || (rc = admit(s, n, o, &limit, err)) || (rc = make_buffers(s, limit, r, err)))
         return rc;
     kvd_fpenv env = kvd__fpenv_enter();
-    writer w = {.s = s, .o = o, .r = r, .capacity = 256};
+    writer w = {.s = s, .o = o, .r = r, .capacity = 256, .decoder = {.started = true}}; /* the text goes on from the prompt */
     double t0 = seconds();
     rc = kvd_session_feed(s, ids, n, NULL, err);
     r->prefill_s = seconds() - t0;

@@ -53,6 +53,11 @@ int kvd_session_create(kvd_session **out, kvd_model *m, const kvd_session_option
         return KVD_E_NOMEM;
     }
     s->o.spill_dir = s->spill_dir;
+    if (o.rates) {
+        s->rates = *o.rates;
+        s->has_rates = true;
+    }
+    s->o.rates = NULL;
     s->stream_type = kvd__kvtype_of(o.stream);
     kvd__model_kv_shape(m, kvd__kvtype_of(o.kv_type), s->stream_type, &s->shape);
     size_t n_vocab = (size_t)m->config.n_vocab;
@@ -366,6 +371,7 @@ void kvd_session_get_stats(const kvd_session *s, kvd_session_stats *st)
     st->n_tokens = s->n;
     st->resident_tokens = s->kv->end - s->kv->start;
     st->evicted_tokens = s->n - st->resident_tokens;
+    st->tier = s->spill ? "disk" : st->evicted_tokens ? "recompute" : "full";
     st->disk = s->spill != NULL;
     st->disk_error = s->disk_off ? s->disk_error.message : NULL;
     if (s->spill) {

@@ -26,6 +26,8 @@ struct kvd_session {
     void *progress_ctx;
     kvd_lab_taps lab;
     bool has_lab;
+    kvd_rates rates;         /* for the planner, if has_rates */
+    bool has_rates;
     /* The disk tier (disk.c). */
     kvd_evict_to evict_to;   /* what was chosen, if AUTO was asked for */
     char *spill_dir;         /* owned */
@@ -45,6 +47,10 @@ int64_t kvd__session_max_tokens(const kvd_session *s, const kvd_limits *lim);
 
 /* The limits of this session's passes under what the budget leaves to it now. */
 kvd_limits kvd__session_limits(const kvd_session *s);
+
+/* --evict-to auto: the faster tier for what is about to be done (planner.c). A
+ * session that has begun to use the disk stays with it. */
+void kvd__session_choose_tier(kvd_session *s, int64_t n_prompt, int64_t n_new);
 
 kvd_kvtype kvd__kvtype_of(kvd_float_type t);
 

@@ -11,6 +11,7 @@
 #include "gguf/gguf.h"
 #include "kern/kern.h"
 #include "kv/kv.h"
+#include "kv/plan.h"
 #include "model/config.h"
 #include "token/chat.h"
 #include "token/token.h"
@@ -120,12 +121,17 @@ typedef struct kvd_load_options {
     kvd_cpu cpu;
     int chunk;
     bool activations_f32, vocab_only;
+    bool synthetic;  /* made-up weights of the file's shapes and formats */
     int64_t budget_bytes;
     int64_t fail_at; /* fault injection, see base/ledger.h */
 } kvd_load_options;
 
 int kvd__model_load(struct kvd_model **out, const char *path, const kvd_load_options *o, kvd_error *err);
 void kvd__model_free(struct kvd_model **m);
+
+/* Measure how long passes and attention take (calibrate.c). The disk is not its
+ * business: those two rates are left as they are. */
+int kvd__calibrate(struct kvd_model *m, kvd_kvtype kv_type, kvd_plan_rates *r, kvd_error *err);
 
 /* KV shape of a session over m. */
 void kvd__model_kv_shape(const struct kvd_model *m, kvd_kvtype kv_type, kvd_kvtype stream, kvd_kv_shape *s);

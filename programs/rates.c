@@ -1,0 +1,115 @@
+/* The planner's rates, kept in the user's cache folder: a file a machine, model
+ * shape and set of settings. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli.h"
+
+/* The CPU's name and this build's version: rates of another are not ours. */
+static void machine_name(char *out, size_t size)
+{
+    char line[512] = "", host[128] = "";
+    FILE *f = fopen("/proc/cpuinfo", "re");
+    *out = 0;
+    gethostname(host, sizeof host - 1);
+    while (f && fgets(line, sizeof line, f)) {
+        char *colon = strchr(line, ':');
+        if (!strncmp(line, "model name", 10) && colon) {
+            line[strcspn(line, "\n")] = 0;
+            snprintf(out, size, "%s|%s|" KVD_VERSION, colon + 2, host);
+            break;
+        }
+    }
+    if (f)
+        fclose(f);
+    if (!*out)
+        snprintf(out, size, "%s|" KVD_VERSION, host);
+}
+
+/* All that the rates depend on, as one line. */
+static void key_of(const cli *c, const kvd_model *m, char *out, size_t size)
+{
+    kvd_model_info i;
+    char machine[512];
+    const char *type;
+    int64_t n, bytes;
+    kvd_model_get_info(m, &i);
+    machine_name(machine, sizeof machine);
+    int len = snprintf(out, size, "%s|%s|%d threads|chunk %d|acts %d|kv %d|%s %lld %lld %lld %lld %lld %lld %lld|%s", machine, i.isa,
+                       i.n_threads, c->mo.chunk_tokens, c->mo.activations_f32, (int)c->so.kv_type, i.architecture, (long long)i.n_layers,
+                       (long long)i.d_model, (long long)i.n_heads, (long long)i.n_kv_heads, (long long)i.d_head, (long long)i.d_ffn,
+                       (long long)i.n_vocab, c->so.spill_dir ? c->so.spill_dir : "no disk");
+    for (int k = 0; len > 0 && (size_t)len < size && kvd_model_format_share(m, k, &type, &n, &bytes); k++)
+        len += snprintf(out + len, size - (size_t)len, "|%s %lld", type, (long long)bytes);
+}
+
+static void file_of(const cli *c, const char *key, char *out, size_t size)
+{
+    uint64_t h = 1469598103934665603u; /* FNV-1a: names a file, proves nothing; the key is inside */
+    for (const char *p = key; *p; p++)
+        h = (h ^ (unsigned char)*p) * 1099511628211u;
+    snprintf(out, size, "%s/rates-%016llx.json", c->cache_dir, (unsigned long long)h);
+}
+
+static bool read_rates(const char *path, const char *key, kvd_rates *r)
+{
+    json_t *o = json_load_file(path, 0, NULL), *rows = json_object_get(o, "rows"), *rows_s = json_object_get(o, "rows_s");
+    const char *k = json_string_value(json_object_get(o, "key"));
+    bool ok = k && !strcmp(k, key) && json_array_size(rows) == KVD_RATE_POINTS && json_array_size(rows_s) == KVD_RATE_POINTS;
+    for (size_t i = 0; ok && i < KVD_RATE_POINTS; i++) {
+        r->rows[i] = json_integer_value(json_array_get(rows, i));
+        r->rows_s[i] = json_number_value(json_array_get(rows_s, i));
+        ok = r->rows[i] > (i ? r->rows[i - 1] : 0) && r->rows_s[i] > 0;
+    }
+    const struct {
+        const char *name;
+        double *value;
+    } list[] = {{"head_s", &r->head_s}, {"pair_alone_s", &r->pair_alone_s}, {"pair_chunk_s", &r->pair_chunk_s},
+                {"disk_read_bytes_s", &r->disk_read_bytes_s}, {"disk_write_bytes_s", &r->disk_write_bytes_s}};
+    for (size_t i = 0; ok && i < sizeof list / sizeof list[0]; i++) {
+        *list[i].value = json_number_value(json_object_get(o, list[i].name));
+        ok = *list[i].value >= 0;
+    }
+    json_decref(o);
+    return ok;
+}
+
+/* Whole or not at all; a cache that can not be written is no error. */
+static void write_rates(const char *path, const char *key, const kvd_rates *r)
+{
+    char part[4352];
+    json_t *rows = json_array(), *rows_s = json_array();
+    for (int i = 0; i < KVD_RATE_POINTS; i++) {
+        json_array_append_new(rows, json_integer(r->rows[i]));
+        json_array_append_new(rows_s, json_real(r->rows_s[i]));
+    }
+    json_t *o = json_pack("{s:s, s:o, s:o, s:f, s:f, s:f, s:f, s:f}", "key", key, "rows", rows, "rows_s", rows_s, "head_s", r->head_s,
+                          "pair_alone_s", r->pair_alone_s, "pair_chunk_s", r->pair_chunk_s, "disk_read_bytes_s", r->disk_read_bytes_s,
+                          "disk_write_bytes_s", r->disk_write_bytes_s);
+    snprintf(part, sizeof part, "%s.%ld", path, (long)getpid());
+    if (!json_dump_file(o, part, JSON_INDENT(1)) && rename(part, path))
+        unlink(part);
+    json_decref(o);
+}
+
+int cli_rates(cli *c, kvd_model *m, kvd_rates *r)
+{
+    char key[4096], path[4300];
+    kvd_error err;
+    key_of(c, m, key, sizeof key);
+    file_of(c, key, path, sizeof path);
+    *r = (kvd_rates){0};
+    if (!c->recalibrate && *c->cache_dir && read_rates(path, key, r))
+        return 0;
+    if (!c->quiet)
+        fprintf(stderr, "kvd: measuring this machine (once a model; --recalibrate does it again)\n");
+    if (kvd_calibrate(m, &c->so, r, &err))
+        return cli_error("calibration", &err);
+    if (*c->cache_dir)
+        write_rates(path, key, r);
+    return 0;
+}

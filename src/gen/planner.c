@@ -1,0 +1,164 @@
+/* Planning and calibration behind the public API, and the choice of a session's
+ * tier. The arithmetic is kv/plan.c. */
+#define _GNU_SOURCE
+#include <string.h>
+#include <time.h>
+
+#include "base/error.h"
+#include "base/fpenv.h"
+#include "gen/disk.h"
+#include "gen/session.h"
+
+_Static_assert(sizeof(kvd_rates) == sizeof(kvd_plan_rates) && (int)KVD_RATE_POINTS == (int)KVD__RATE_POINTS,
+               "the public record is the planner's");
+
+static const kvd_plan_rates *inner(const kvd_rates *r) { return (const kvd_plan_rates *)(const void *)r; }
+
+static double seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static const char *zero_block(void *ctx, int layer, int64_t block)
+{
+    (void)layer, (void)block;
+    return ctx;
+}
+
+/* Write and read back about 24 MB by way of a spill of its own. A folder that does
+ * not serve gives rates of 0, not an error: there is just no disk tier. */
+static void measure_disk(kvd_model *m, const kvd_kv_shape *shape, const char *dir, kvd_rates *r)
+{
+    kvd_spill *sp = NULL;
+    int64_t column = kvd__kv_block_bytes(shape) * shape->n_layers, n = ((int64_t)24 << 20) / column + 4;
+    kvd_spill_options o;
+    kvd_spill_range ranges[KVD__MAX_LAYERS];
+    kvd_spill_segment seg = {.n_blocks = 1};
+    char *block = kvd__alloc(m->ledger, KVD_ACC_COMPUTE, (size_t)kvd__kv_block_bytes(shape), NULL);
+    kvd__spill_defaults(&o);
+    o.dir = dir;
+    o.max_blocks = n;
+    if (!block || kvd__spill_create(&sp, shape, &o, m->ledger, NULL))
+        goto done;
+    double t0 = seconds(), write_s, read_s = 0;
+    if (kvd__spill_write(sp, 0, n, zero_block, block, NULL))
+        goto done;
+    write_s = seconds() - t0;
+    for (int l = 0; l < shape->n_layers; l++)
+        ranges[l] = (kvd_spill_range){l, 0, n};
+    for (int round = 0; round < 2; round++) {
+        t0 = seconds();
+        if (kvd__spill_read_begin(sp, ranges, shape->n_layers, NULL))
+            goto done;
+        for (seg.n_blocks = 1; seg.n_blocks;) {
+            if (kvd__spill_next(sp, &seg, NULL))
+                goto done;
+            if (seg.n_blocks)
+                kvd__spill_release(sp);
+        }
+        kvd__spill_read_end(sp);
+        double t = seconds() - t0;
+        read_s = round == 0 || t < read_s ? t : read_s;
+    }
+    r->disk_write_bytes_s = (double)(n * column) / write_s;
+    r->disk_read_bytes_s = (double)(n * column) / read_s;
+done:
+    kvd__spill_destroy(&sp);
+    kvd__free(block);
+}
+
+int kvd_calibrate(kvd_model *m, const kvd_session_options *options, kvd_rates *rates, kvd_error *err)
+{
+    kvd_session_options o;
+    kvd_session_options_defaults(&o);
+    if (options)
+        o = *options;
+    if (!m->has_weights)
+        return kvd__fail(err, KVD_E_ARG, "the model was loaded without weights");
+    kvd_fpenv env = kvd__fpenv_enter();
+    kvd_rates r = {0};
+    kvd_kvtype type = kvd__kvtype_of(o.kv_type);
+    int rc = kvd__calibrate(m, type, (kvd_plan_rates *)(void *)&r, err);
+    kvd__fpenv_leave(env);
+    if (rc)
+        return rc;
+    if (o.spill_dir) {
+        kvd_kv_shape shape;
+        kvd__model_kv_shape(m, type, kvd__kvtype_of(o.stream), &shape);
+        measure_disk(m, &shape, o.spill_dir, &r);
+    }
+    *rates = r;
+    return 0;
+}
+
+typedef struct {
+    kvd_kv_shape shape;
+    kvd_limits lim;
+    kvd_spill_options spill;
+    kvd_plan_of_tier tier[KVD_TIER_COUNT];
+    kvd_tier chosen;
+} plans;
+
+static void plan_all(const kvd_model *m, const kvd_session_options *o, const kvd_rates *r, int64_t n_prompt, int64_t n_new,
+                     int64_t budget, plans *p)
+{
+    kvd__model_kv_shape(m, kvd__kvtype_of(o->kv_type), kvd__kvtype_of(o->stream), &p->shape);
+    p->lim = (kvd_limits){.full = o->policy == KVD_POLICY_FULL, .kv_tokens = o->kv_tokens, .budget_bytes = budget,
+                          .piece_tokens = KVD__PIECE_TOKENS, .disk_piece_tokens = m->scratch.chunk ? m->scratch.chunk : 256};
+    p->spill = kvd__disk_options(m, &p->shape, o->spill_dir, n_prompt + n_new, budget);
+    kvd__plan_tiers(&p->shape, &p->lim, inner(r), r->disk_read_bytes_s > 0 ? &p->spill : NULL, n_prompt, n_new, p->tier);
+    p->chosen = kvd__plan_choose(p->tier, n_new);
+}
+
+/* T_max of one tier. */
+static int64_t tier_max_tokens(const kvd_model *m, const plans *p, kvd_tier t)
+{
+    if (t == KVD_TIER_RECOMPUTE)
+        return kvd__max_tokens(&p->shape, &p->lim, m->config.n_ctx);
+    int64_t lo = 0, hi = m->config.n_ctx;
+    while (lo < hi) {
+        int64_t mid = lo + (hi - lo + 1) / 2;
+        kvd_spill_options o = kvd__disk_options(m, &p->shape, NULL, mid, p->lim.budget_bytes);
+        int64_t need = t == KVD_TIER_FULL ? kvd__full_bytes(&p->shape, mid)
+                                          : kvd__disk_least_bytes(&p->shape, mid) + kvd__spill_bytes(&p->shape, &o);
+        if (need <= p->lim.budget_bytes)
+            lo = mid;
+        else
+            hi = mid - 1;
+    }
+    return lo;
+}
+
+bool kvd_plan_tier(const kvd_model *m, const kvd_session_options *options, const kvd_rates *rates, int64_t n_prompt,
+                   int64_t n_new, int64_t budget_bytes, int i, kvd_tier_plan *plan)
+{
+    kvd_session_options o;
+    kvd_session_options_defaults(&o);
+    if (options)
+        o = *options;
+    if (i < 0 || i >= KVD_TIER_COUNT)
+        return false;
+    plans p;
+    plan_all(m, &o, rates, n_prompt, n_new, budget_bytes > 0 ? budget_bytes : INT64_MAX, &p);
+    const kvd_plan_of_tier *t = &p.tier[i];
+    *plan = (kvd_tier_plan){.name = kvd__tier_name((kvd_tier)i), .fits = t->fits, .chosen = p.chosen == (kvd_tier)i,
+                            .need_bytes = t->need_bytes, .resident_tokens = t->resident_tokens,
+                            .max_tokens = tier_max_tokens(m, &p, (kvd_tier)i)};
+    if (t->fits) {
+        plan->prefill_tokens_per_s = (double)(n_prompt > 0 ? n_prompt : 1) / t->prefill_s;
+        plan->decode_tokens_per_s = t->decode_tokens_per_s;
+    }
+    return true;
+}
+
+void kvd__session_choose_tier(kvd_session *s, int64_t n_prompt, int64_t n_new)
+{
+    if (s->o.evict_to != KVD_EVICT_AUTO || !s->has_rates || !s->spill_dir || s->disk_off || s->spill)
+        return;
+    plans p;
+    kvd_limits lim = kvd__session_limits(s);
+    plan_all(s->m, &s->o, &s->rates, n_prompt, n_new, lim.budget_bytes, &p);
+    s->evict_to = p.chosen == KVD_TIER_DISK ? KVD_EVICT_DISK : KVD_EVICT_RECOMPUTE;
+}

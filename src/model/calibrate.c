@@ -1,0 +1,140 @@
+/* Calibration: the rates that the planner works with, measured on this machine
+ * with this model's own shapes and formats, in about a second. Passes run without
+ * resident blocks, so that hardly any context memory is needed. */
+#define _GNU_SOURCE
+#include <string.h>
+#include <time.h>
+
+#include "kv/plan.h"
+#include "model/pass.h"
+#include "model/steps.h"
+
+static double seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Seconds of a pass over n new rows of an empty session that keeps nothing. */
+static int pass_seconds(struct kvd_model *m, const kvd_kv_shape *s, int64_t n, int64_t n_logits, double *out, kvd_error *err)
+{
+    kvd_pass_plan plan;
+    kvd_kv *kv = NULL;
+    kvd__pass_cost(s, 0, 0, n, n, &plan);
+    int32_t *ids = kvd__alloc_array(m->ledger, KVD_ACC_HOST, (size_t)n, sizeof *ids, err);
+    void *stream = kvd__alloc(m->ledger, KVD_ACC_STREAM, (size_t)plan.stream_bytes, err);
+    int rc = !ids || !stream ? KVD_E_NOMEM : kvd__kv_create(&kv, s, m->ledger, err);
+    if (!rc && !(rc = kvd__kv_begin(kv, &plan, err))) {
+        kvd_span span = {.kv = kv, .ids = ids, .n_new = n, .n_logits = n_logits};
+        kvd_pass pass = {.spans = &span, .n_spans = 1, .stream = stream, .stream_type = KVD_KV_F32};
+        for (int64_t i = 0; i < n; i++)
+            ids[i] = (int32_t)(i * 7919 % m->config.n_vocab);
+        double t0 = seconds();
+        rc = kvd__model_pass(m, &pass, err);
+        *out = seconds() - t0;
+        kvd__kv_end(kv, &plan, false);
+    }
+    kvd__kv_destroy(&kv);
+    kvd__free(stream);
+    kvd__free(ids);
+    return rc;
+}
+
+/* The least of a few runs: noise only adds. */
+static int least_seconds(struct kvd_model *m, const kvd_kv_shape *s, int64_t n, int64_t n_logits, double *out, kvd_error *err)
+{
+    double total = 0, best = 0;
+    for (int i = 0; i < 5 && (i < 2 || total < 0.15); i++) {
+        double t;
+        int rc = pass_seconds(m, s, n, n_logits, &t, err);
+        if (rc)
+            return rc;
+        total += t;
+        best = i == 0 || t < best ? t : best;
+    }
+    *out = best;
+    return 0;
+}
+
+/* Attention tiles over made-up blocks, enough of them not to fit a cache. */
+typedef struct {
+    struct kvd_model *m;
+    kvd_kvtype kv_type;
+    char *blocks;
+    int64_t n_tiles, tile_bytes;
+    int n_rows;
+    double best_s; /* of a thread's tile, on thread 0 */
+} tiles;
+
+static void tiles_job(void *ctx, int tid, int n_threads)
+{
+    tiles *j = ctx;
+    const kvd_config *c = &j->m->config;
+    kvd_scratch *s = &j->m->scratch;
+    kvd_lane *lane = &s->lanes[tid];
+    int group = c->n_heads / c->n_kv_heads;
+    kvd_attn_tile t = {.kvtype = j->kv_type, .d_head = c->d_head, .scale = c->attn_scale, .n_rows = j->n_rows, .n_heads = group,
+                       .q = s->qkv, .ld_q = s->ld_qkv, .lo = lane->lo, .hi = lane->hi};
+    for (int i = 0; i < j->n_rows; i++) {
+        lane->lo[i] = 0;
+        lane->hi[i] = KVD__TILE;
+    }
+    for (int round = 0; round < 3; round++) {
+        kvd__pool_barrier(j->m->pool);
+        double t0 = seconds();
+        for (int64_t tile = tid; tile < j->n_tiles; tile += n_threads) {
+            const char *k = j->blocks + tile * j->tile_bytes, *v = k + j->tile_bytes / 2;
+            for (int b = 0; b < KVD__TILE_BLOCKS; b++) {
+                t.k[b] = k + b * (j->tile_bytes / 8);
+                t.v[b] = v + b * (j->tile_bytes / 8);
+            }
+            for (int i = 0; i < j->n_rows * group; i++)
+                lane->M[i] = -__builtin_inff();
+            j->m->kern.attn_tile(&t, lane->M, lane->L, lane->O, lane->attn);
+        }
+        kvd__pool_barrier(j->m->pool);
+        double d = (seconds() - t0) / (double)j->n_tiles;
+        if (tid == 0 && (round == 0 || d < j->best_s))
+            j->best_s = d;
+    }
+}
+
+static int pair_seconds(struct kvd_model *m, kvd_kvtype kv_type, int n_rows, double *out, kvd_error *err)
+{
+    const kvd_config *c = &m->config;
+    tiles j = {.m = m, .kv_type = kv_type, .n_rows = n_rows};
+    j.tile_bytes = (int64_t)2 * KVD__TILE * c->d_head * kvd__kvtype_bytes(kv_type);
+    j.n_tiles = ((int64_t)48 << 20) / j.tile_bytes / (n_rows > 1 ? 8 : 1);
+    j.blocks = kvd__alloc(m->ledger, KVD_ACC_COMPUTE, (size_t)(j.n_tiles * j.tile_bytes), err);
+    if (!j.blocks)
+        return KVD_E_NOMEM;
+    memset(j.blocks, 0x11, (size_t)(j.n_tiles * j.tile_bytes));
+    memset(m->scratch.qkv, 0, (size_t)n_rows * (size_t)m->scratch.ld_qkv * sizeof(float));
+    kvd__pool_run(m->pool, tiles_job, &j);
+    kvd__free(j.blocks);
+    *out = j.best_s / KVD__TILE / n_rows * c->n_kv_heads * c->n_layers;
+    return 0;
+}
+
+int kvd__calibrate(struct kvd_model *m, kvd_kvtype kv_type, kvd_plan_rates *r, kvd_error *err)
+{
+    static const int64_t points[KVD__RATE_POINTS] = {1, 4, 16, 64, 256};
+    kvd_kv_shape s;
+    double with_head = 0;
+    int chunk = m->scratch.chunk < KVD__UNIT_ROWS ? m->scratch.chunk : KVD__UNIT_ROWS;
+    kvd__model_kv_shape(m, kv_type, KVD_KV_F32, &s);
+    int rc = pair_seconds(m, kv_type, 1, &r->pair_alone_s, err);
+    if (!rc)
+        rc = pair_seconds(m, kv_type, chunk, &r->pair_chunk_s, err);
+    for (int i = 0; !rc && i < KVD__RATE_POINTS; i++) {
+        r->rows[i] = points[i];
+        if (i > 1 && r->rows_s[i - 1] > 0.3) /* a large model: more rows cost in proportion */
+            r->rows_s[i] = r->rows_s[i - 1] * (double)points[i] / (double)points[i - 1];
+        else if (!(rc = least_seconds(m, &s, points[i], 0, &r->rows_s[i], err)))
+            r->rows_s[i] -= r->pair_chunk_s * (double)(points[i] * points[i]) / 2;
+    }
+    if (!rc && !(rc = least_seconds(m, &s, 1, 1, &with_head, err)))
+        r->head_s = with_head > r->rows_s[0] ? with_head - r->rows_s[0] : 0;
+    return rc;
+}
