@@ -45,9 +45,15 @@ static inline const char *tiny_path(const char *name)
     return path;
 }
 
-static inline kvd_model *tiny_load(const char *name, const kvd_model_options *o)
+/* options NULL: one thread. */
+static inline kvd_model *tiny_load(const char *name, const kvd_model_options *options)
 {
     kvd_model *m = NULL;
+    kvd_model_options one, *o = &one;
+    kvd_model_options_defaults(o);
+    one.n_threads = 1;
+    if (options)
+        one = *options;
     kvd_error err = {0};
     int rc = kvd_model_load(&m, tiny_path(name), o, &err);
     check(rc == 0, "%s: %s", name, err.message);
