@@ -480,9 +480,15 @@ int verify_receipts(verify *v)
     json_object_set_new(v->out, "receipts", list);
     verify_say(v, "\n3. One receipt (hash of tokens and logits) whatever the settings\n"
                   "   * positions whose K and V had to be made again, in the first column's run\n");
+    if (verify_positions(v) < 2) {
+        verify_say(v, "   the model's context has no room for a prompt and a token\n");
+        free(g);
+        return 0;
+    }
     (v->c->quick ? plan_quick : plan_settings)(v, g);
     int code = try_group(v, g, list);
-    if (!code && v->info.window_tokens && !v->c->quick) {
+    /* If the prompt above was longer than the window, that is shown already. */
+    if (!code && v->info.window_tokens >= g->n_prompt - 16 && !v->c->quick) {
         plan_window(v, g);
         code = try_group(v, g, list);
     }
