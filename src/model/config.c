@@ -58,7 +58,7 @@ int kvd__config_real(const kvd_config *c, const kvd_gguf *g, const char *suffix,
 }
 
 /* f32 of 1/sqrt(n) in f64; sqrt is correctly rounded and no libm call. */
-static float inv_sqrt(int n) { return (float)(1.0 / __builtin_sqrt((double)n)); }
+float kvd__inv_sqrt(int n) { return (float)(1.0 / __builtin_sqrt((double)n)); }
 
 static int read_shape(kvd_config *c, const kvd_gguf *g, kvd_error *err)
 {
@@ -111,13 +111,36 @@ static int refuse_unknown(const kvd_config *c, const kvd_gguf *g, kvd_error *err
             return kvd__fail(err, KVD_E_UNSUPPORTED, "RoPE scaling \"%.*s\" is not supported", (int)(s.n < 32 ? s.n : 32), s.data);
     }
     static const char *const refused[] = {"attn_logit_softcapping", "final_logit_softcapping", "ssm.state_size",
-                                          "attention.clamp_kqv", "pooling_type", "logit_scale", "residual_scale"};
+                                          "attention.clamp_kqv", "pooling_type", "logit_scale", "residual_scale",
+                                          "attention.scale"};
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
         snprintf(key, sizeof key, "%s.%s", c->arch, refused[i]);
         double v = 0;
         if (kvd__gguf_has(g, key) && (kvd__gguf_f64(g, key, &v, NULL) || v != 0))
             return kvd__fail(err, KVD_E_UNSUPPORTED, "%s is not supported", key);
     }
+    bool causal = true;
+    snprintf(key, sizeof key, "%s.attention.causal", c->arch);
+    if (kvd__gguf_has(g, key) && (rc = kvd__gguf_bool(g, key, &causal, err)))
+        return rc;
+    return causal ? 0 : kvd__fail(err, KVD_E_UNSUPPORTED, "%s = false is not supported", key);
+}
+
+/* The divisor of positions on global layers. A factor without a type is linear;
+ * old files say rope.scale_linear. 0 and other types than linear: none. */
+static int read_rope_scaling(kvd_config *c, const kvd_gguf *g, kvd_error *err)
+{
+    char key[96];
+    kvd_str type = {0};
+    double old = 1;
+    int rc;
+    if ((rc = kvd__config_real(c, g, "rope.scale_linear", 0, 1e6, 1, &old, err)) ||
+        (rc = kvd__config_real(c, g, "rope.scaling.factor", 0, 1e6, old, &c->rope_linear, err)))
+        return rc;
+    snprintf(key, sizeof key, "%s.rope.scaling.type", c->arch);
+    kvd__gguf_str(g, key, &type, NULL);
+    if ((type.n && type.n != 6) || c->rope_linear == 0) /* refuse_unknown has seen it: "none" */
+        c->rope_linear = 1;
     return 0;
 }
 
@@ -138,15 +161,9 @@ int kvd__config_read(kvd_config *c, const kvd_gguf *g, kvd_error *err)
     memcpy(c->arch, arch.data, arch.n);
     if ((rc = read_shape(c, g, err)) || (rc = refuse_unknown(c, g, err)))
         return rc;
-    c->attn_scale = inv_sqrt(c->d_head);
-    if ((rc = kvd__config_real(c, g, "rope.scaling.factor", 0, 1e6, 1, &c->rope_linear, err)))
+    c->attn_scale = kvd__inv_sqrt(c->d_head);
+    if ((rc = read_rope_scaling(c, g, err)))
         return rc;
-    char key[96];
-    kvd_str type = {0};
-    snprintf(key, sizeof key, "%s.rope.scaling.type", c->arch);
-    kvd__gguf_str(g, key, &type, NULL);
-    if (type.n != 6 || c->rope_linear == 0) /* not "linear" */
-        c->rope_linear = 1;
     c->rope_base_local = c->rope_base;
     return families[f].fill(c, g, err);
 }

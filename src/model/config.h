@@ -45,4 +45,7 @@ int kvd__config_int(const kvd_config *c, const kvd_gguf *g, const char *suffix, 
 int kvd__config_real(const kvd_config *c, const kvd_gguf *g, const char *suffix, double min, double max,
                      double absent, double *out, kvd_error *err);
 
+/* f32 of 1/sqrt(n), computed in f64. */
+float kvd__inv_sqrt(int n);
+
 #endif
