@@ -126,8 +126,7 @@ KVD__INLINE void tile_32(const kvd_dtype f, const kvd__tile *c, const int T)
         float *chains = kvd__start(c, i, T, &stack);
         for (int64_t b = 0; b < c->n_blocks; b++) {
             if (T == 1)
-                for (int at = 0; at < stride; at += 64)
-                    _mm_prefetch((const char *)p + KVD__PREFETCH_BYTES + at, _MM_HINT_T0);
+                kvd__prefetch(p, stride);
             step_32(f, p, q, c->ld, side, chains, T);
             p += stride;
             side += 2 * T;
@@ -223,9 +222,9 @@ KVD__INLINE void panels_float(const kvd_dtype f, const kvd__tile *c, int64_t i, 
         load_chains(c, i + 1, T, b0, b1);
     for (int64_t k = 0; k < c->n_blocks; k++) {
         if (T == 1) {
-            _mm_prefetch((const char *)p + KVD__PREFETCH_BYTES, _MM_HINT_T0);
+            kvd__prefetch(p, 64);
             if (two)
-                _mm_prefetch((const char *)p + next + KVD__PREFETCH_BYTES, _MM_HINT_T0);
+                kvd__prefetch(p + next, 64);
         }
         step_float(f, p, x, c->ld, 0, a0, a1, T);
         if (two)

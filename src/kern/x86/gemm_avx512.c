@@ -96,6 +96,8 @@ KVD__INLINE void tile_32(const kvd_dtype f, const kvd__tile *c, const int T)
         __m512 acc[KVD__AVX512_TOKENS];
         kvd__start(c, i, T, acc);
         for (int64_t b = 0; b < c->n_blocks; b++) {
+            if (T == 1)
+                kvd__prefetch(p, stride);
             step_32(f, p, q, c->ld, side, acc, T);
             p += stride;
             side += 2 * T;
@@ -105,49 +107,10 @@ KVD__INLINE void tile_32(const kvd_dtype f, const kvd__tile *c, const int T)
     }
 }
 
-/* One token: two panels in flight. */
-KVD__INLINE void tile_32_single(const kvd_dtype f, const kvd__tile *c)
-{
-    const int stride = kvd__layout_of(f).stride;
-    int64_t i = 0;
-    for (; i + 2 <= c->n_panels; i += 2) {
-        const uint8_t *p0 = c->panels + i * c->panel_bytes, *p1 = p0 + c->panel_bytes;
-        const int8_t *q[4] = {c->q};
-        const int32_t *side = c->side;
-        __m512 acc0[1], acc1[1];
-        kvd__start(c, i, 1, acc0);
-        kvd__start(c, i + 1, 1, acc1);
-        for (int64_t b = 0; b < c->n_blocks; b++) {
-            for (int at = 0; at < stride; at += 64) {
-                _mm_prefetch((const char *)p0 + KVD__PREFETCH_BYTES + at, _MM_HINT_T0);
-                _mm_prefetch((const char *)p1 + KVD__PREFETCH_BYTES + at, _MM_HINT_T0);
-            }
-            step_32(f, p0, q, 0, side, acc0, 1);
-            step_32(f, p1, q, 0, side, acc1, 1);
-            p0 += stride;
-            p1 += stride;
-            side += 2;
-            q[0] += 32;
-        }
-        kvd__finish(c, i, 1, acc0);
-        kvd__finish(c, i + 1, 1, acc1);
-    }
-    if (i < c->n_panels) {
-        kvd__tile last = *c;
-        last.y += KVD__PANEL_ROWS * i;
-        last.panels += i * c->panel_bytes;
-        last.n_panels = 1;
-        tile_32(f, &last, 1);
-    }
-}
-
 #define DEFINE_TILE(TYPE, stem, T)                                             \
     static void tile_##stem##_##T(const kvd__tile *c)                          \
     {                                                                          \
-        if (T == 1)                                                            \
-            tile_32_single(KVD_##TYPE, c);                                     \
-        else                                                                   \
-            tile_32(KVD_##TYPE, c, T);                                         \
+        tile_32(KVD_##TYPE, c, T);                                             \
     }
 
 /* X(format, stem, side, bias) */
@@ -212,11 +175,11 @@ KVD__INLINE void panels_float(const kvd_dtype f, const kvd__tile *c, int64_t i, 
         kvd__start(c, i + 1, T, acc1);
     int64_t k = 0;
     for (; k + 4 <= c->n_blocks; k += 4) {
-        if (T == 1)
-            for (int at = 0; at < 4 * stride; at += 64) {
-                _mm_prefetch((const char *)p0 + KVD__PREFETCH_BYTES + at, _MM_HINT_T0);
-                _mm_prefetch((const char *)p1 + KVD__PREFETCH_BYTES + at, _MM_HINT_T0);
-            }
+        if (T == 1) {
+            kvd__prefetch(p0, 4 * stride);
+            if (two)
+                kvd__prefetch(p1, 4 * stride);
+        }
         step_float(f, p0, p1, two, x, c->ld, 0, acc0, acc1, T);
         step_float(f, p0 + stride, p1 + stride, two, x, c->ld, 1, acc0, acc1, T);
         step_float(f, p0 + 2 * stride, p1 + 2 * stride, two, x, c->ld, 2, acc0, acc1, T);

@@ -232,8 +232,7 @@ KVD__INLINE void step_256(const kvd_dtype f, const uint8_t *p, const int8_t *con
 #undef M
         KVD__ROWS_NEXT(q, 4 * groups);
         if (T == 1)
-            for (int at = 0; at < o.stride / subs; at += 64)
-                _mm_prefetch((const char *)p + KVD__PREFETCH_BYTES + o.stride / subs * j + at, _MM_HINT_T0);
+            kvd__prefetch(p + o.stride / subs * j, o.stride / subs);
     }
     const __m512 d = kvd__load_16_f16(p + o.d);
 #define M(t)                                                                   \

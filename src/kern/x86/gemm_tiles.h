@@ -71,8 +71,18 @@ enum {
     KVD__SIDE_WORDS = 2304,           /* of a chunk: 9 KiB of stack */
     KVD__CHUNK_BYTES = 24 * 1024,     /* activations of a chunk: in the first-level cache */
     KVD__GROUP_BYTES = 384 * 1024,    /* panels of a group */
-    KVD__PREFETCH_BYTES = 2048        /* ahead of a single token's weights */
+    KVD__PREFETCH_BYTES = 1024        /* ahead of a single token's weights */
 };
+
+/* Fetch the weights that follow the next `bytes` into the second-level cache. One
+ * sequential stream a thread, close ahead: on a Zen 4 with two threads it reads
+ * 60-70 GB/s, as fast as plain loads, where two panels in flight, or 2 KiB ahead
+ * into the first level, gave 25-39. */
+KVD__INLINE void kvd__prefetch(const uint8_t *p, int bytes)
+{
+    for (int at = 0; at < bytes; at += 64)
+        __builtin_prefetch(p + KVD__PREFETCH_BYTES + at, 0, 2);
+}
 
 /* One tile's work on a chunk of K of a group of panels. */
 typedef struct kvd__tile {
