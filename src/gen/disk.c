@@ -4,12 +4,13 @@
 
 #include "base/error.h"
 
+static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+
 bool kvd__disk_wanted(const kvd_session *s)
 {
     return s->o.policy == KVD_POLICY_KV_DIRECT && s->evict_to == KVD_EVICT_DISK && !s->disk_off;
 }
 
-/* Buffers as large as is useful, but a small part of the budget. */
 kvd_spill_options kvd__disk_options(const struct kvd_model *m, const kvd_kv_shape *shape, const char *dir, int64_t n_tokens,
                                     int64_t budget_bytes)
 {
@@ -18,31 +19,41 @@ kvd_spill_options kvd__disk_options(const struct kvd_model *m, const kvd_kv_shap
     o.dir = dir;
     int64_t n = n_tokens + n_tokens / 2; /* a chat grows: room for more than asked */
     n = n < m->config.n_ctx ? n : m->config.n_ctx;
-    o.max_blocks = (n + KVD__BLOCK - 1) / KVD__BLOCK;
-    while (o.segment_blocks > KVD__TILE_BLOCKS && kvd__spill_bytes(shape, &o) > budget_bytes / 6)
+    o.max_blocks = n > 0 ? (n + KVD__BLOCK - 1) / KVD__BLOCK : 1;
+    int64_t most = min64(budget_bytes / 6, budget_bytes - kvd__disk_least_bytes(shape, n_tokens));
+    while (o.segment_blocks > KVD__TILE_BLOCKS && kvd__spill_bytes(shape, &o) > most)
         o.segment_blocks /= 2;
-    if (kvd__spill_bytes(shape, &o) > budget_bytes / 6) {
+    if (kvd__spill_bytes(shape, &o) > most) {
         o.n_slots = 3;
         o.write_blocks = 1;
     }
     return o;
 }
 
-static kvd_spill_options spill_options(const kvd_session *s, int64_t n_tokens)
+int64_t kvd__disk_need(const struct kvd_model *m, const kvd_kv_shape *shape, int64_t n_tokens)
 {
-    return kvd__disk_options(s->m, &s->shape, s->spill_dir, n_tokens, s->m->ledger->budget_bytes);
+    if (n_tokens < 1)
+        return 0;
+    kvd_spill_options smallest = kvd__disk_options(m, shape, NULL, n_tokens, 0);
+    return kvd__disk_least_bytes(shape, n_tokens) + kvd__spill_bytes(shape, &smallest);
 }
 
-int64_t kvd__disk_spill_bytes(const kvd_session *s, int64_t n_tokens)
+void kvd__disk_drop(kvd_session *s)
 {
-    kvd_spill_options o = spill_options(s, n_tokens);
-    return kvd__spill_bytes(&s->shape, &o);
+    if (s->spill) {
+        kvd_spill_stats d;
+        kvd__spill_stats(s->spill, &d);
+        s->stats.disk_read_bytes += d.read_bytes;
+        s->stats.disk_written_bytes += d.written_bytes;
+        s->stats.disk_wait_s += 1e-9 * (double)d.wait_ns;
+    }
+    kvd__spill_destroy(&s->spill);
+    s->spill_bytes = s->spill_tokens = s->disk_end = 0;
 }
 
 void kvd__disk_off(kvd_session *s, const kvd_error *err)
 {
-    kvd__spill_destroy(&s->spill);
-    s->disk_end = 0;
+    kvd__disk_drop(s);
     s->disk_off = true;
     if (err)
         s->disk_error = *err;
@@ -51,10 +62,10 @@ void kvd__disk_off(kvd_session *s, const kvd_error *err)
 void kvd__disk_cut(kvd_session *s, int64_t n)
 {
     int64_t end = n / KVD__BLOCK * KVD__BLOCK;
-    if (!s->spill || end >= s->disk_end)
+    if (!s->spill)
         return;
-    kvd__spill_drop(s->spill, end / KVD__BLOCK);
-    s->disk_end = end;
+    kvd__spill_drop(s->spill, end / KVD__BLOCK); /* also past disk_end: a file may hold more than is counted on */
+    s->disk_end = min64(s->disk_end, end);
 }
 
 /* Is what local layers read at position p, below block end, on disk? */
@@ -69,43 +80,62 @@ static bool local_covered(const kvd_session *s, int64_t p, int64_t end)
     return true;
 }
 
-/* From where the session can go on towards more than `at` tokens: at itself if
- * what is not resident is on disk, else where the disk's part ends, else 0. */
-static int64_t resume(const kvd_session *s, int64_t at)
+/* From where the session can go on, with [0, *start) on disk: from kv->end if what is
+ * not resident is there, else from where the disk's part ends, else from 0. */
+static int64_t resume(const kvd_session *s, int64_t *start)
 {
     const kvd_kv *kv = s->kv;
-    bool whole = kv->start % KVD__BLOCK == 0 && kv->start <= s->disk_end && kv->end == at;
-    if (whole && (kv->start == 0 || local_covered(s, at, kv->start / KVD__BLOCK)))
-        return at;
-    int64_t p = (at < s->disk_end ? at : s->disk_end) / KVD__BLOCK * KVD__BLOCK;
-    return p > 0 && local_covered(s, p, p / KVD__BLOCK) ? p : 0;
+    *start = kv->start;
+    bool whole = kv->start % KVD__BLOCK == 0 && kv->start <= s->disk_end;
+    if (whole && (kv->start == 0 || local_covered(s, kv->end, kv->start / KVD__BLOCK)))
+        return kv->end;
+    int64_t p = min64(kv->end, s->disk_end) / KVD__BLOCK * KVD__BLOCK;
+    return *start = p > 0 && local_covered(s, p, p / KVD__BLOCK) ? p : 0;
 }
 
-/* A spill with room for total tokens. */
-static int make_ready(kvd_session *s, int64_t total, kvd_error *err)
+/* A spill with room for total tokens, that leaves room for what they need besides. */
+static int make_ready(kvd_session *s, const kvd_limits *lim, int64_t total, kvd_error *err)
 {
-    int64_t want = total > s->reserve_tokens ? total : s->reserve_tokens;
-    if (s->spill && total <= s->spill_tokens)
+    int64_t budget = lim->budget_bytes, least = kvd__disk_least_bytes(&s->shape, total);
+    if (s->spill && total <= s->spill_tokens && least <= budget - s->spill_bytes)
         return 0;
-    kvd__spill_destroy(&s->spill); /* outgrown: begin again */
-    s->disk_end = 0;
-    kvd_spill_options o = spill_options(s, want);
+    int64_t need = kvd__disk_need(s->m, &s->shape, total), want = total;
+    if (need > budget) {
+        int rc = kvd__fail(err, KVD_E_BUDGET, "context memory: %lld tokens with the rest on disk need %lld bytes, the budget is %lld",
+                           (long long)total, (long long)need, (long long)budget);
+        if (err)
+            err->need_bytes = need;
+        return rc;
+    }
+    kvd__disk_drop(s); /* outgrown: begin again */
+    if (s->reserve_tokens > total && kvd__disk_need(s->m, &s->shape, s->reserve_tokens) <= budget)
+        want = s->reserve_tokens;
+    kvd_spill_options o = kvd__disk_options(s->m, &s->shape, s->spill_dir, want, budget);
+    int64_t bytes = kvd__spill_bytes(&s->shape, &o);
+    o.ops = s->spill_ops;
+    o.ops_ctx = s->spill_ops_ctx;
+    /* What is resident may fill the budget. The oldest blocks are to be written, so it
+     * is the newest ones that make room, and are made again. */
+    while (kvd__ledger_room(s->m->ledger) < bytes && s->kv->end > s->kv->start)
+        kvd__kv_truncate(s->kv, (s->kv->end - 1) / KVD__BLOCK * KVD__BLOCK);
     int rc = kvd__spill_create(&s->spill, &s->shape, &o, s->m->ledger, err);
-    if (!rc)
+    if (!rc) {
         s->spill_tokens = o.max_blocks * KVD__BLOCK;
+        s->spill_bytes = bytes;
+    }
     return rc;
 }
 
-int kvd__disk_next(kvd_session *s, int64_t at, int64_t total, kvd_pass_plan *plan, kvd_error *err)
+int kvd__disk_next(kvd_session *s, const kvd_limits *lim, int64_t total, kvd_pass_plan *plan, kvd_error *err)
 {
-    int rc = make_ready(s, total, err);
+    int rc = make_ready(s, lim, total, err);
     if (rc)
         return rc;
-    int64_t from = resume(s, at);
-    kvd_limits lim = kvd__session_limits(s);
-    if (from < at) /* what is resident will be dropped */
-        return kvd__disk_plan(&s->shape, &lim, from, from, total - from, plan, err);
-    return kvd__disk_plan(&s->shape, &lim, at, s->kv->start, total - at, plan, err);
+    kvd_limits left = *lim;
+    if (left.budget_bytes != INT64_MAX)
+        left.budget_bytes -= s->spill_bytes;
+    int64_t start, from = resume(s, &start);
+    return kvd__disk_plan(&s->shape, &left, from, start, total - from, plan, err);
 }
 
 static const char *get_block(void *ctx, int layer, int64_t block)
@@ -126,6 +156,7 @@ int kvd__disk_write(kvd_session *s, const kvd_pass_plan *plan, kvd_error *err)
         if (rc)
             return rc;
     }
-    s->disk_end = plan->start;
+    if (plan->start > s->disk_end)
+        s->disk_end = plan->start;
     return 0;
 }

@@ -109,6 +109,7 @@ static void plan_all(const kvd_model *m, const kvd_session_options *o, const kvd
                           .piece_tokens = KVD__PIECE_TOKENS, .disk_piece_tokens = m->scratch.chunk ? m->scratch.chunk : 256};
     p->spill = kvd__disk_options(m, &p->shape, o->spill_dir, n_prompt + n_new, budget);
     kvd__plan_tiers(&p->shape, &p->lim, inner(r), r->disk_read_bytes_s > 0 ? &p->spill : NULL, n_prompt, n_new, p->tier);
+    p->tier[KVD_TIER_DISK].need_bytes = kvd__disk_need(m, &p->shape, n_prompt + n_new); /* with smaller buffers than these */
     p->chosen = kvd__plan_choose(p->tier, n_new);
 }
 
@@ -120,9 +121,7 @@ static int64_t tier_max_tokens(const kvd_model *m, const plans *p, kvd_tier t)
     int64_t lo = 0, hi = m->config.n_ctx;
     while (lo < hi) {
         int64_t mid = lo + (hi - lo + 1) / 2;
-        kvd_spill_options o = kvd__disk_options(m, &p->shape, NULL, mid, p->lim.budget_bytes);
-        int64_t need = t == KVD_TIER_FULL ? kvd__full_bytes(&p->shape, mid)
-                                          : kvd__disk_least_bytes(&p->shape, mid) + kvd__spill_bytes(&p->shape, &o);
+        int64_t need = t == KVD_TIER_FULL ? kvd__full_bytes(&p->shape, mid) : kvd__disk_need(m, &p->shape, mid);
         if (need <= p->lim.budget_bytes)
             lo = mid;
         else
@@ -160,5 +159,8 @@ void kvd__session_choose_tier(kvd_session *s, int64_t n_prompt, int64_t n_new)
     plans p;
     kvd_limits lim = kvd__session_limits(s);
     plan_all(s->m, &s->o, &s->rates, n_prompt, n_new, lim.budget_bytes, &p);
-    s->evict_to = p.chosen == KVD_TIER_DISK ? KVD_EVICT_DISK : KVD_EVICT_RECOMPUTE;
+    bool disk = p.chosen == KVD_TIER_DISK; /* none fits: the refusal names what would do */
+    if (p.chosen == KVD_TIER_COUNT && s->rates.disk_read_bytes_s > 0)
+        disk = p.tier[KVD_TIER_DISK].need_bytes < p.tier[KVD_TIER_RECOMPUTE].need_bytes;
+    s->evict_to = disk ? KVD_EVICT_DISK : KVD_EVICT_RECOMPUTE;
 }

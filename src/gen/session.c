@@ -81,7 +81,7 @@ void kvd_session_free(kvd_session **ps)
     *ps = NULL;
     if (!s)
         return;
-    kvd__spill_destroy(&s->spill);
+    kvd__disk_drop(s);
     kvd__kv_destroy(&s->kv);
     kvd__free(s->spill_dir);
     kvd__free(s->ids);
@@ -99,7 +99,8 @@ int64_t kvd_session_tokens(const kvd_session *s, const int32_t **ids)
 
 kvd_limits kvd__session_limits(const kvd_session *s)
 {
-    int64_t room = kvd__ledger_room(s->m->ledger), own = kvd__kv_context_bytes(s->kv) + s->capacity * (int64_t)sizeof *s->ids;
+    int64_t room = kvd__ledger_room(s->m->ledger);
+    int64_t own = kvd__kv_context_bytes(s->kv) + s->capacity * (int64_t)sizeof *s->ids + s->spill_bytes;
     return (kvd_limits){
         .full = s->o.policy == KVD_POLICY_FULL,
         .kv_tokens = s->o.kv_tokens,
@@ -113,7 +114,7 @@ int64_t kvd__session_least_bytes(const kvd_session *s, const kvd_limits *lim, in
 {
     if (!kvd__disk_wanted(s))
         return kvd__least_bytes(&s->shape, lim, n);
-    int64_t full = kvd__full_bytes(&s->shape, n), disk = kvd__disk_least_bytes(&s->shape, n) + kvd__disk_spill_bytes(s, n);
+    int64_t full = kvd__full_bytes(&s->shape, n), disk = kvd__disk_need(s->m, &s->shape, n);
     return lim->kv_tokens < 0 && full < disk ? full : disk;
 }
 
@@ -141,6 +142,7 @@ typedef struct {
     const kvd_pass_plan *plan;
     bool keep; /* copy the last row's logits into the session */
     int64_t recomputed; /* positions of the pass that were there before the feed */
+    int64_t told;       /* logits of positions below have been handed out */
 } sink;
 
 static int on_logits(void *ctx, int span, int64_t pos, const float *logits)
@@ -242,20 +244,36 @@ static int check_feed(const kvd_session *s, const int32_t *ids, int64_t n, kvd_e
     return 0;
 }
 
-/* The next pass: resident if all fits, else by the session's tier. */
-static int next_pass(kvd_session *s, const kvd_limits *lim, int64_t at, int64_t total, kvd_pass_plan *plan, bool *disk,
-                     kvd_error *err)
+/* Will generation drop something, sooner or later? Then the spill is made now, while
+ * there is room for its buffers and a folder that does not serve can be refused. */
+static bool will_evict(const kvd_session *s, const kvd_limits *lim)
 {
+    int64_t n = s->reserve_tokens;
+    bool over = lim->kv_tokens >= 0 && n >= lim->kv_tokens + (lim->kv_tokens ? KVD__BLOCK : 1);
+    return over || kvd__full_bytes(&s->shape, n) > lim->budget_bytes;
+}
+
+/* The next pass: resident if all fits, else by the session's tier. */
+static int next_pass(kvd_session *s, const kvd_limits *lim, int64_t total, kvd_pass_plan *plan, bool *disk, kvd_error *err)
+{
+    const kvd_kv *kv = s->kv;
+    kvd_limits left = *lim;
     *disk = false;
-    int rc = kvd__pass_plan(&s->shape, lim, at, s->kv->start, total - at, plan, err);
-    bool all_stays = !rc && plan->start == 0 && plan->recompute == 0 && plan->n_before == at;
-    if (all_stays || !kvd__disk_wanted(s))
+    if (left.budget_bytes != INT64_MAX)
+        left.budget_bytes -= s->spill_bytes;
+    int rc = kvd__pass_plan(&s->shape, &left, kv->end, kv->start, total - kv->end, plan, err);
+    if (!kvd__disk_wanted(s))
         return rc;
+    bool all_stays = !rc && plan->start == 0 && plan->recompute == 0 && (plan->n_before == kv->end || s->disk_end == 0);
+    if (all_stays && !will_evict(s, lim))
+        return 0;
     kvd_error disk_error;
-    rc = kvd__disk_next(s, at, total, plan, &disk_error);
+    rc = kvd__disk_next(s, lim, total, plan, &disk_error);
     if (rc == KVD_E_IO || rc == KVD_E_UNSUPPORTED) { /* no spill to be had */
+        if (s->o.evict_to == KVD_EVICT_DISK && s->stats.passes == 0)
+            return kvd__fail(err, KVD_E_IO, "no disk tier: %.200s", disk_error.message);
         kvd__disk_off(s, &disk_error);
-        return kvd__pass_plan(&s->shape, lim, at, s->kv->start, total - at, plan, err);
+        return kvd__pass_plan(&s->shape, lim, kv->end, kv->start, total - kv->end, plan, err);
     }
     *disk = !rc;
     if (rc && err)
@@ -263,16 +281,17 @@ static int next_pass(kvd_session *s, const kvd_limits *lim, int64_t at, int64_t 
     return rc;
 }
 
-/* One step towards total tokens from *at. */
-static int step(kvd_session *s, const kvd_limits *lim, const int32_t *ids, int64_t *at, int64_t total, int64_t n_logits,
-                sink *k, kvd_error *err)
+/* One step towards total tokens from kv->end. May also go back, or just give the disk
+ * tier up. */
+static int step(kvd_session *s, const kvd_limits *lim, const int32_t *ids, int64_t total, int64_t n_logits, sink *k,
+                kvd_error *err)
 {
     kvd_pass_plan plan;
     bool disk;
-    int rc = next_pass(s, lim, *at, total, &plan, &disk, err);
+    int rc = next_pass(s, lim, total, &plan, &disk, err);
     if (rc)
         return rc;
-    if (plan.n_before < *at)
+    if (plan.n_before < s->kv->end)
         kvd__kv_reset(s->kv, plan.n_before);
     if (disk && (rc = kvd__disk_write(s, &plan, err))) {
         kvd__disk_off(s, err);
@@ -282,15 +301,15 @@ static int step(kvd_session *s, const kvd_limits *lim, const int32_t *ids, int64
     if ((rc = fit_ids(s, total, err)))
         return rc;
     memcpy(s->ids + s->n, ids, (size_t)(total - s->n) * sizeof *ids);
-    int64_t end = plan.n_before + plan.n_new, first_wanted = total - n_logits, want = end > first_wanted ? end - first_wanted : 0;
+    int64_t end = plan.n_before + plan.n_new, first_wanted = total - n_logits > k->told ? total - n_logits : k->told;
+    int64_t want = end > first_wanted ? end - first_wanted : 0;
     rc = run_pass(s, &plan, disk, want < plan.n_new ? want : plan.n_new, k, err);
-    if (rc && disk && kvd__spill_broken(s->spill)) {
-        kvd__disk_off(s, err);
-        *at = plan.n_before; /* what is not resident is evicted now */
+    if ((rc == KVD_E_IO || rc == KVD_E_CHECK) && disk) {
+        kvd__disk_off(s, err); /* what is not resident is evicted now */
         return 0;
     }
-    if (!rc)
-        *at = end;
+    if (!rc && end > k->told)
+        k->told = end;
     return rc;
 }
 
@@ -300,13 +319,10 @@ static int feed(kvd_session *s, const int32_t *ids, int64_t n, int64_t n_logits,
     int rc = check_feed(s, ids, n, e);
     if (rc)
         return rc;
-    int64_t total = s->n + n, at = s->n;
+    int64_t total = s->n + n;
     kvd_limits lim = kvd__session_limits(s);
-    while (!rc && at < total) {
-        rc = step(s, &lim, ids, &at, total, n_logits, k, e);
-        if (s->spill || s->disk_off)
-            lim = kvd__session_limits(s); /* the spill's buffers came or went */
-    }
+    while (!rc && s->kv->end < total)
+        rc = step(s, &lim, ids, total, n_logits, k, e);
     if (!rc) {
         s->n = total;
         return 0;
@@ -352,12 +368,17 @@ int kvd_session_rewind(kvd_session *s, int64_t n_tokens, kvd_error *err)
     if (n_tokens < s->n)
         s->has_logits = false;
     kvd__kv_truncate(s->kv, n_tokens);
+    kvd__disk_cut(s, n_tokens);
     fit_ids(s, n_tokens, NULL);
     s->n = n_tokens;
     return 0;
 }
 
-void kvd_session_park(kvd_session *s) { kvd__kv_clear(s->kv); }
+void kvd_session_park(kvd_session *s)
+{
+    kvd__kv_clear(s->kv);
+    kvd__disk_drop(s); /* its buffers are context memory */
+}
 
 void kvd_session_set_progress(kvd_session *s, kvd_progress_fn fn, void *ctx)
 {
@@ -371,15 +392,15 @@ void kvd_session_get_stats(const kvd_session *s, kvd_session_stats *st)
     st->n_tokens = s->n;
     st->resident_tokens = s->kv->end - s->kv->start;
     st->evicted_tokens = s->n - st->resident_tokens;
-    st->tier = s->spill ? "disk" : st->evicted_tokens ? "recompute" : "full";
+    st->tier = !st->evicted_tokens ? "full" : s->spill ? "disk" : "recompute";
     st->disk = s->spill != NULL;
     st->disk_error = s->disk_off ? s->disk_error.message : NULL;
     if (s->spill) {
         kvd_spill_stats d;
         kvd__spill_stats(s->spill, &d);
-        st->disk_read_bytes = d.read_bytes;
-        st->disk_written_bytes = d.written_bytes;
-        st->disk_wait_s = 1e-9 * (double)d.wait_ns;
+        st->disk_read_bytes += d.read_bytes;
+        st->disk_written_bytes += d.written_bytes;
+        st->disk_wait_s += 1e-9 * (double)d.wait_ns;
     }
 }
 

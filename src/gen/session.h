@@ -33,6 +33,9 @@ struct kvd_session {
     char *spill_dir;         /* owned */
     kvd_spill *spill;        /* NULL: not (yet) in use */
     int64_t spill_tokens;    /* it has room for so many */
+    int64_t spill_bytes;     /* context memory of its buffers */
+    const kvd_spill_ops *spill_ops; /* for tests to stand in between; NULL: the system's */
+    void *spill_ops_ctx;
     int64_t disk_end;        /* positions [0, disk_end) of global layers are in it */
     int64_t reserve_tokens;  /* the length that generation will reach */
     bool disk_off;
@@ -40,12 +43,13 @@ struct kvd_session {
     struct kvd__candidate *candidates; /* the sampler's, [n_vocab] */
 };
 
-/* Least context memory for n tokens with the tiers that this session has, and the
- * longest context that fits. */
+/* Least context memory for n tokens with the tiers that this session has (grows with
+ * n), and the longest context that fits. */
 int64_t kvd__session_least_bytes(const kvd_session *s, const kvd_limits *lim, int64_t n);
 int64_t kvd__session_max_tokens(const kvd_session *s, const kvd_limits *lim);
 
-/* The limits of this session's passes under what the budget leaves to it now. */
+/* The limits of this session under what the budget leaves to it now, the spill's
+ * buffers included. */
 kvd_limits kvd__session_limits(const kvd_session *s);
 
 /* --evict-to auto: the faster tier for what is about to be done (planner.c). A

@@ -279,8 +279,10 @@ static void next_step(kvd_worker *w, const kvd_chunk *ch, int64_t disk_blocks)
         kvd__spill_release(spill);
     r->segment = (kvd_spill_segment){0};
     r->io_code = kvd__spill_next(spill, &r->segment, &r->io_error);
-    if (r->io_code)
+    if (r->io_code) {
         r->segment = (kvd_spill_segment){0};
+        r->stop = true; /* nothing of this pass may be handed out */
+    }
     int64_t end = r->segment.from_block + r->segment.n_blocks;
     r->step_last = r->io_code || end >= disk_blocks;
     r->step_end_tile = r->step_last ? last_tile + 1 : end / KVD__TILE_BLOCKS;

@@ -104,6 +104,8 @@ static void forward(void *ctx, int tid, int n_threads)
                 return;
         }
     barrier(&w);
+    if (run->stop) /* the last layer's attention failed */
+        return;
     kvd__head(&w);
     kvd__stage_end(&w, KVD_STAGE_HEAD);
 }
