@@ -19,9 +19,9 @@ static inline kvd_fpenv kvd__fpenv_enter(void)
     __builtin_ia32_ldmxcsr((unsigned)(saved.control & 0x3fu) | 0x1f80u);
 #elif defined(__aarch64__)
     __asm__ volatile("mrs %0, fpcr" : "=r"(saved.control));
-    /* RMode 23:22, FZ 24, FZ16 19, DN 25 */
-    uint64_t c = saved.control & ~((uint64_t)0x3 << 22 | 1u << 24 | 1u << 19 | 1u << 25);
-    __asm__ volatile("msr fpcr, %0" : : "r"(c));
+    /* all of it zero: rounding, FZ and FZ16, DN, the alternative f16 (AHP), traps,
+     * and what FEAT_AFP adds */
+    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)0));
 #endif
     return saved;
 }

@@ -13,6 +13,18 @@ static bool has_f16c(void)
 }
 #endif
 
+#if defined(KVD_HAVE_NEON) && defined(__linux__)
+#include <sys/auxv.h>
+
+/* Every AArch64 has NEON; SDOT is optional before Armv8.4 (Cortex-A72 has none). */
+static bool has_dotprod(void)
+{
+    return getauxval(AT_HWCAP) >> 20 & 1; /* HWCAP_ASIMDDP */
+}
+#elif defined(KVD_HAVE_NEON)
+static bool has_dotprod(void) { return true; } /* Apple's have it, all of them */
+#endif
+
 static const char *const names[KVD_CPU_COUNT] = {"scalar", "avx2", "avx512", "neon"};
 
 const char *kvd__cpu_name(kvd_cpu cpu) { return names[cpu]; }
@@ -32,7 +44,7 @@ bool kvd__cpu_has(kvd_cpu cpu)
 #endif
 #if defined(KVD_HAVE_NEON)
     case KVD_CPU_NEON:
-        return true; /* the build asks for the dot product extension */
+        return has_dotprod();
 #endif
     default:
         return false;
