@@ -28,10 +28,12 @@ static const char *zero_block(void *ctx, int layer, int64_t block)
 }
 
 /* Write and read back about 24 MB by way of a spill of its own. A folder that does
- * not serve gives rates of 0, not an error: there is just no disk tier. */
+ * not serve gives rates of 0, not an error: there is just no disk tier. As with the
+ * passes, buffers are not the budget's here. */
 static void measure_disk(kvd_model *m, const kvd_kv_shape *shape, const char *dir, kvd_rates *r)
 {
     kvd_spill *sp = NULL;
+    kvd_ledger *own = kvd__ledger_create(0, NULL);
     int64_t column = kvd__kv_block_bytes(shape) * shape->n_layers, n = ((int64_t)24 << 20) / column + 4;
     kvd_spill_options o;
     kvd_spill_range ranges[KVD__MAX_LAYERS];
@@ -40,7 +42,7 @@ static void measure_disk(kvd_model *m, const kvd_kv_shape *shape, const char *di
     kvd__spill_defaults(&o);
     o.dir = dir;
     o.max_blocks = n;
-    if (!block || kvd__spill_create(&sp, shape, &o, m->ledger, NULL))
+    if (!own || !block || kvd__spill_create(&sp, shape, &o, own, NULL))
         goto done;
     double t0 = seconds(), write_s, read_s = 0;
     if (kvd__spill_write(sp, 0, n, zero_block, block, NULL))
@@ -66,6 +68,7 @@ static void measure_disk(kvd_model *m, const kvd_kv_shape *shape, const char *di
     r->disk_read_bytes_s = (double)(n * column) / read_s;
 done:
     kvd__spill_destroy(&sp);
+    kvd__ledger_destroy(&own);
     kvd__free(block);
 }
 

@@ -85,7 +85,7 @@ static void plan_disk(const kvd_kv_shape *s, const kvd_limits *lim, const kvd_pl
     int64_t n = n_prompt + n_new, buffers = kvd__spill_bytes(s, spill), at = 0, start = 0;
     double t = 0, column = (double)kvd__kv_block_bytes(s) * s->n_layers / KVD__BLOCK;
     p->need_bytes = kvd__disk_least_bytes(s, n) + buffers;
-    p->fits = !lim->full && r->disk_read_bytes_s > 0 && p->need_bytes <= lim->budget_bytes;
+    p->fits = !lim->full && r->disk_read_bytes_s > 0 && r->disk_write_bytes_s > 0 && p->need_bytes <= lim->budget_bytes;
     if (!p->fits)
         return;
     kvd_limits left = *lim;

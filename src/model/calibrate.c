@@ -1,6 +1,7 @@
 /* Calibration: the rates that the planner works with, measured on this machine
  * with this model's own shapes and formats, in about a second. Passes run without
- * resident blocks, so that hardly any context memory is needed. */
+ * resident blocks over a few hundred rows; what they take does not grow with any
+ * context and is not the budget's, so it has a ledger of its own. */
 #define _GNU_SOURCE
 #include <string.h>
 #include <time.h>
@@ -22,9 +23,12 @@ static int pass_seconds(struct kvd_model *m, const kvd_kv_shape *s, int64_t n, i
     kvd_pass_plan plan;
     kvd_kv *kv = NULL;
     kvd__pass_cost(s, 0, 0, n, n, &plan);
+    kvd_ledger *own = kvd__ledger_create(0, err);
+    if (!own)
+        return KVD_E_NOMEM;
     int32_t *ids = kvd__alloc_array(m->ledger, KVD_ACC_HOST, (size_t)n, sizeof *ids, err);
-    void *stream = kvd__alloc(m->ledger, KVD_ACC_STREAM, (size_t)plan.stream_bytes, err);
-    int rc = !ids || !stream ? KVD_E_NOMEM : kvd__kv_create(&kv, s, m->ledger, err);
+    void *stream = kvd__alloc(m->ledger, KVD_ACC_COMPUTE, (size_t)plan.stream_bytes, err);
+    int rc = !ids || !stream ? KVD_E_NOMEM : kvd__kv_create(&kv, s, own, err);
     if (!rc && !(rc = kvd__kv_begin(kv, &plan, err))) {
         kvd_span span = {.kv = kv, .ids = ids, .n_new = n, .n_logits = n_logits};
         kvd_pass pass = {.spans = &span, .n_spans = 1, .stream = stream, .stream_type = KVD_KV_F32};
@@ -36,6 +40,7 @@ static int pass_seconds(struct kvd_model *m, const kvd_kv_shape *s, int64_t n, i
         kvd__kv_end(kv, &plan, false);
     }
     kvd__kv_destroy(&kv);
+    kvd__ledger_destroy(&own);
     kvd__free(stream);
     kvd__free(ids);
     return rc;
@@ -117,6 +122,15 @@ static int pair_seconds(struct kvd_model *m, kvd_kvtype kv_type, int n_rows, dou
     return 0;
 }
 
+/* Attention aside. On small models the estimate of it may eat the measurement; more
+ * rows take no less time. */
+static void rows_alone(kvd_plan_rates *r, int i)
+{
+    double n = (double)r->rows[i], t = r->rows_s[i], least = i && r->rows_s[i - 1] > t / 4 ? r->rows_s[i - 1] : t / 4;
+    t -= r->pair_chunk_s * n * n / 2;
+    r->rows_s[i] = t > least ? t : least;
+}
+
 int kvd__calibrate(struct kvd_model *m, kvd_kvtype kv_type, kvd_plan_rates *r, kvd_error *err)
 {
     static const int64_t points[KVD__RATE_POINTS] = {1, 4, 16, 64, 256};
@@ -132,7 +146,7 @@ int kvd__calibrate(struct kvd_model *m, kvd_kvtype kv_type, kvd_plan_rates *r, k
         if (i > 1 && r->rows_s[i - 1] > 0.3) /* a large model: more rows cost in proportion */
             r->rows_s[i] = r->rows_s[i - 1] * (double)points[i] / (double)points[i - 1];
         else if (!(rc = least_seconds(m, &s, points[i], 0, &r->rows_s[i], err)))
-            r->rows_s[i] -= r->pair_chunk_s * (double)(points[i] * points[i]) / 2;
+            rows_alone(r, i);
     }
     if (!rc && !(rc = least_seconds(m, &s, 1, 1, &with_head, err)))
         r->head_s = with_head > r->rows_s[0] ? with_head - r->rows_s[0] : 0;
