@@ -266,7 +266,7 @@ KVD__INLINE void step_256(const kvd_dtype f, const uint8_t *p, const int8_t *con
         add_sub_block(f, &sub, row_pairs(s.sc[j], s.sc[j], 0), row_pairs(s.sc[j], s.sc[j], 1), q, ld, S0, S1, T);
         KVD__ROWS_NEXT(q, 256 / subs);
         if (T == 1)
-            kvd__prefetch(p + o.stride / subs * j, o.stride / subs);
+            kvd__prefetch_block(p, o, j, subs);
     }
     if (f != KVD_IQ4_XS)
         dot_sums(kvd__has_min(f) ? s.mins : s.sc, subs, side + T, B0, B1, T);

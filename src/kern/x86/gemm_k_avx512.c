@@ -232,7 +232,7 @@ KVD__INLINE void step_256(const kvd_dtype f, const uint8_t *p, const int8_t *con
 #undef M
         KVD__ROWS_NEXT(q, 4 * groups);
         if (T == 1)
-            kvd__prefetch(p + o.stride / subs * j, o.stride / subs);
+            kvd__prefetch_block(p, o, j, subs);
     }
     const __m512 d = kvd__load_16_f16(p + o.d);
 #define M(t)                                                                   \

@@ -74,6 +74,14 @@ enum {
     KVD__PREFETCH_BYTES = 1024        /* ahead of a single token's weights */
 };
 
+/* A quantised format's panel block (quant/panel.h): offsets in bytes. */
+typedef struct kvd__layout {
+    int stride;
+    int d;
+    int m;  /* m or dmin; -1: none */
+    int qh; /* fifth bits, high bits */
+} kvd__layout;
+
 /* Fetch the weights that follow the next `bytes` into the second-level cache. One
  * sequential stream a thread, close ahead: on a Zen 4 with two threads it reads
  * 60-70 GB/s, as fast as plain loads, where two panels in flight, or 2 KiB ahead
@@ -82,6 +90,17 @@ KVD__INLINE void kvd__prefetch(const uint8_t *p, int bytes)
 {
     for (int at = 0; at < bytes; at += 64)
         __builtin_prefetch(p + KVD__PREFETCH_BYTES + at, 0, 2);
+}
+
+/* The same for part j of `parts` of a 256-element block whose high bits lie apart
+ * from the low ones: two blocks ahead, each line once (Q6_K 43 GB/s, 14 without).
+ * The other 256-element formats read in the order of addresses, and the hardware's
+ * prefetcher is better alone (Q4_K 55 GB/s, 42 with). */
+KVD__INLINE void kvd__prefetch_block(const uint8_t *p, const kvd__layout o, int j, int parts)
+{
+    const int lines = o.stride / 64 + 1, from = lines * j / parts, to = lines * (j + 1) / parts;
+    for (int line = from; o.qh && line < to; line++)
+        __builtin_prefetch(p + 2 * o.stride + 64 * line, 0, 2);
 }
 
 /* One tile's work on a chunk of K of a group of panels. */
@@ -103,14 +122,6 @@ typedef void kvd__tile_fn(const kvd__tile *c);
 /* Where token t's row is, from every third row's pointer: x86 addresses reach
  * base, base + ld and base + 2*ld, so 12 rows take 4 pointers and a stride. */
 #define TOKEN_ROW(base, ld, t) ((base)[(t) / 3] + (t) % 3 * (ld))
-
-/* A quantised format's panel block (quant/panel.h): offsets in bytes. */
-typedef struct kvd__layout {
-    int stride;
-    int d;
-    int m;  /* m or dmin; -1: none */
-    int qh; /* fifth bits, high bits */
-} kvd__layout;
 
 KVD__INLINE kvd__layout kvd__layout_of(const kvd_dtype t)
 {
