@@ -148,7 +148,8 @@ static int encode(const talk *t, const char *text, size_t n, int32_t **ids, int6
         }
         *ids = malloc((size_t)(at.ids + n_tail + 1) * sizeof **ids);
         if (*ids) {
-            memcpy(*ids, said->ids, (size_t)at.ids * sizeof **ids);
+            if (at.ids) /* else there may be none at all */
+                memcpy(*ids, said->ids, (size_t)at.ids * sizeof **ids);
             memcpy(*ids + at.ids, tail, (size_t)n_tail * sizeof **ids);
         }
         kvd_ids_free(tail);
@@ -193,26 +194,6 @@ static int record(transcript *said, const char *text, size_t n_text, int32_t *id
 
 /* ---- a turn ----------------------------------------------------------------- */
 
-/* How many tokens an answer to a prompt of n may have; 0 after a refusal. */
-static int64_t admit(const talk *t, int64_t n, bool *clamped)
-{
-    int64_t now, peak, budget, most = cli_max_tokens(t->c, t->m), want = t->c->go.max_tokens;
-    kvd_model_info info;
-    char size[32];
-    int64_t least = want > 0 && want < LEAST_ANSWER ? want : LEAST_ANSWER;
-    *clamped = want < 0 || want > most - n;
-    if (n + least <= most)
-        return *clamped ? most - n : want;
-    kvd_memory_context(t->m, &now, &peak, &budget);
-    kvd_model_get_info(t->m, &info);
-    bool trained = most >= info.trained_context_tokens;
-    cli_fail(EXIT_RESOURCES, "not sent: the conversation would have %lld tokens and the answer %lld or more, the longest context is %lld (%s%s); %s",
-             (long long)n, (long long)least, (long long)most, trained ? "what the model was trained for" : "T_max of the budget of ",
-             trained ? "" : cli_size(budget, size),
-             t->n_turns > 1 ? "/reset begins anew" : trained ? "a shorter message may fit" : "a shorter message or a larger --kv-budget may fit");
-    return 0;
-}
-
 /* Rewind the session to where it parts from ids; at least one token is left to feed. */
 static int rewind_to_common(talk *t, const int32_t *ids, int64_t n, int64_t *common, kvd_error *err)
 {
@@ -231,38 +212,73 @@ static int64_t recomputed(const talk *t)
     return st.recomputed_tokens;
 }
 
-/* Generate the answer to a prompt and record it. ids are taken. */
-static int answer(talk *t, const char *text, size_t n_text, int32_t *ids, int64_t n, int64_t n_marks,
-                  const kvd_generate_options *o, bool clamped, talk_cost *cost)
+/* A prompt of n tokens and the least answer pass the longest context. */
+static int refuse(const talk *t, int64_t n, int64_t least, int64_t most, bool trained)
+{
+    int64_t now, peak, budget;
+    char size[32];
+    kvd_memory_context(t->m, &now, &peak, &budget);
+    return cli_fail(EXIT_RESOURCES, "not sent: the conversation would have %lld tokens and the answer %lld or more, the longest context is %lld (%s%s); %s",
+                    (long long)n, (long long)least, (long long)most, trained ? "what the model was trained for" : "T_max of the budget of ",
+                    trained ? "" : cli_size(budget, size),
+                    t->n_turns > 1 ? "/reset begins anew" : trained ? "a shorter message may fit" : "a shorter message or a larger --kv-budget may fit");
+}
+
+/* Generate, with as much of max_tokens as there is room for. What the budget has
+ * room for the library knows best: it is asked, before any work, by a refusal. */
+static int generate(talk *t, const int32_t *ids, int64_t n, kvd_generate_options *o, kvd_result *r, talk_cost *cost)
 {
     kvd_error err = {0};
+    kvd_model_info info;
+    kvd_model_get_info(t->m, &info);
+    int64_t want = o->max_tokens, room = info.trained_context_tokens - n, kept;
+    int64_t least = want > 0 && want < LEAST_ANSWER ? want : LEAST_ANSWER;
+    if (room < least)
+        return refuse(t, n, least, info.trained_context_tokens, true);
+    o->max_tokens = want < 0 || want > room ? room : want;
+    int rc = rewind_to_common(t, ids, n, &kept, &err);
+    if (!rc)
+        rc = kvd_generate(t->s, ids + kept, n - kept, o, r, &err);
+    if (rc == KVD_E_BUDGET && !r->n_tokens && err.max_tokens - n < o->max_tokens) {
+        room = err.max_tokens - n;
+        if (room < least)
+            return refuse(t, n, least, err.max_tokens, false);
+        kvd_result_free(r);
+        o->max_tokens = room;
+        rc = kvd_generate(t->s, ids + kept, n - kept, o, r, &err);
+    }
+    cost->kept_tokens = kept;
+    cost->new_tokens = n - kept;
+    cost->stop = rc == KVD_E_CANCELLED ? KVD_STOP_INTERRUPTED : r->stop_reason;
+    cost->context_full = !rc && o->max_tokens != want && r->stop_reason == KVD_STOP_LENGTH;
+    cost->cancelled = rc == KVD_E_CANCELLED && r->n_tokens == 0;
+    if (rc == KVD_E_BUDGET)
+        return cli_fail(EXIT_RESOURCES, "%s: %s; /reset begins anew", r->n_tokens ? "the answer breaks off" : "not sent", err.message);
+    return rc && rc != KVD_E_CANCELLED ? cli_error("", &err) : 0;
+}
+
+/* Answer a prompt, and record what was said. ids are taken. */
+static int answer(talk *t, const char *text, size_t n_text, int32_t *ids, int64_t n, int64_t n_marks,
+                  kvd_generate_options *o, talk_cost *cost)
+{
     kvd_result r = {0};
     int64_t before = recomputed(t);
-    int code = 0, rc = rewind_to_common(t, ids, n, &cost->kept_tokens, &err);
-    if (!rc)
-        rc = kvd_generate(t->s, ids + cost->kept_tokens, n - cost->kept_tokens, o, &r, &err);
+    int code = generate(t, ids, n, o, &r, cost), stored = 1;
     cli_progress_clear();
-    cost->new_tokens = n - cost->kept_tokens;
     cost->answer_tokens = r.n_tokens;
     cost->recomputed_tokens = recomputed(t) - before;
     cost->prefill_s = r.prefill_s;
     cost->decode_s = r.decode_s;
-    cost->stop = rc == KVD_E_CANCELLED ? KVD_STOP_INTERRUPTED : r.stop_reason;
-    cost->context_full = !rc && clamped && (r.stop_reason == KVD_STOP_LENGTH || r.stop_reason == KVD_STOP_CONTEXT);
     memcpy(cost->receipt, r.receipt, sizeof cost->receipt);
-    cost->cancelled = rc == KVD_E_CANCELLED && r.n_tokens == 0;
-    if (rc == KVD_E_BUDGET)
-        code = cli_fail(EXIT_RESOURCES, "%s: %s; /reset begins anew", r.n_tokens ? "the answer breaks off" : "not sent", err.message);
-    else if (rc && rc != KVD_E_CANCELLED)
-        code = cli_error("", &err);
-    int stored = r.n_tokens == 0 ? 1 : push_turn(t, "assistant", content_of(&r));
+    if (r.n_tokens)
+        stored = push_turn(t, "assistant", content_of(&r));
     if (stored) {
         free(ids);
         pop_turn(t); /* the question without an answer */
     } else {
         stored = record(&t->said, text, n_text, ids, n, n_marks, &r);
-        if (stored) /* the old transcript still holds, as a beginning */
-            t->said.n_marks = n_marks < t->said.n_marks ? n_marks : t->said.n_marks;
+        if (stored && n_marks < t->said.n_marks) /* what was said before still holds, as a beginning */
+            t->said.n_marks = n_marks;
     }
     if (stored && r.n_tokens && !code)
         code = stored;
@@ -277,7 +293,6 @@ int talk_say(talk *t, const char *message, kvd_token_fn on_token, kvd_progress_f
     size_t n_text = 0;
     int32_t *ids = NULL;
     int64_t n = 0, n_marks = 0;
-    bool clamped = false;
     *cost = (talk_cost){0};
     int code = push_turn(t, "user", strdup(message));
     if (code)
@@ -285,19 +300,16 @@ int talk_say(talk *t, const char *message, kvd_token_fn on_token, kvd_progress_f
     int rc = render(t, &text, &n_text, &err);
     if (!rc)
         rc = encode(t, text, n_text, &ids, &n, &n_marks, &err);
-    kvd_generate_options o = t->c->go;
-    o.on_token = on_token;
-    o.ctx = ctx;
-    if (rc)
+    if (rc) {
         code = err.code ? cli_error("", &err) : no_memory();
-    else if ((o.max_tokens = admit(t, n, &clamped)) == 0)
-        code = EXIT_RESOURCES;
-    if (code) {
         free(ids);
         pop_turn(t);
     } else {
+        kvd_generate_options o = t->c->go;
+        o.on_token = on_token;
+        o.ctx = ctx;
         kvd_session_set_progress(t->s, progress, ctx);
-        code = answer(t, text, n_text, ids, n, n_marks, &o, clamped, cost);
+        code = answer(t, text, n_text, ids, n, n_marks, &o, cost);
     }
     kvd_text_free(text);
     return code;

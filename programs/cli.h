@@ -92,6 +92,9 @@ int cli_spill_dir(cli *c);
 /* The planner's rates for c->model as loaded: from the cache folder, else measured
  * and put there. 0 or an exit code. */
 int cli_rates(cli *c, kvd_model *m, kvd_rates *r);
+/* What --evict-to auto needs for a context of n_tokens, the first n_prompt at once:
+ * nothing where all of it can stay, else the rates. 0 or an exit code. */
+int cli_choose_tier(cli *c, kvd_model *m, int64_t n_prompt, int64_t n_tokens);
 
 /* First SIGINT sets a flag, the second ends the process at once. */
 void cli_catch_interrupt(void);

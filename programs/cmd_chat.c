@@ -72,7 +72,7 @@ static void print_end(const chat *k)
         fputs("kvd: cancelled; the message is not part of the conversation\n", stderr);
     else if (c->context_full)
         fprintf(stderr, "kvd: the answer is cut off, the context is full (%lld tokens); /reset begins anew\n",
-                (long long)cli_max_tokens(&k->c, k->m));
+                (long long)(c->kept_tokens + c->new_tokens + c->answer_tokens));
     else if (c->stop == KVD_STOP_LENGTH)
         fprintf(stderr, "kvd: the answer is cut off after %lld tokens (-n)\n", (long long)c->answer_tokens);
     else if (c->stop == KVD_STOP_INTERRUPTED && line_is_terminal(k->line))
@@ -261,6 +261,13 @@ static int loop(chat *k)
     return line_is_terminal(k->line) ? 0 : first;
 }
 
+static int64_t trained_context(const kvd_model *m)
+{
+    kvd_model_info i;
+    kvd_model_get_info(m, &i);
+    return i.trained_context_tokens;
+}
+
 int cmd_chat(int argc, char **argv)
 {
     chat k = {0};
@@ -272,9 +279,10 @@ int cmd_chat(int argc, char **argv)
         k.c.go.max_tokens = 512;
     k.stats = k.c.stats;
     cli_progress_allow(!k.c.quiet);
-    if ((rc = cli_load(&k.c, true, &k.m)))
+    if ((rc = cli_spill_dir(&k.c)) || (rc = cli_load(&k.c, true, &k.m)))
         return rc;
-    rc = talk_create(&k.talk, k.m, &k.c);
+    if (!(rc = cli_choose_tier(&k.c, k.m, 1, trained_context(k.m))))
+        rc = talk_create(&k.talk, k.m, &k.c);
     if (!rc && !(k.line = line_open()))
         rc = cli_fail(EXIT_RESOURCES, "out of memory");
     if (!rc) {

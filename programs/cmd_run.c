@@ -140,27 +140,6 @@ static int generate(cli *c, kvd_model *m, const int32_t *ids, int64_t n)
     return code;
 }
 
-/* --evict-to auto: the planner needs its rates, but only where something must go. */
-static int choose_tier(cli *c, kvd_model *m, int64_t n)
-{
-    int64_t now, peak, budget, total = n + (c->go.max_tokens > 0 ? c->go.max_tokens : 1);
-    kvd_session_options full = c->so;
-    kvd_plan plan;
-    if (c->so.evict_to != KVD_EVICT_AUTO || c->so.policy == KVD_POLICY_FULL)
-        return 0;
-    full.policy = KVD_POLICY_FULL;
-    full.kv_tokens = -1;
-    kvd_memory_context(m, &now, &peak, &budget);
-    kvd_plan_session(m, &full, n, total, budget, &plan);
-    if (c->so.kv_tokens < 0 && plan.full_bytes <= budget) {
-        c->so.spill_dir = NULL;
-        return 0;
-    }
-    int rc = cli_rates(c, m, &c->rates);
-    c->so.rates = &c->rates;
-    return rc;
-}
-
 int cmd_run(int argc, char **argv)
 {
     cli c;
@@ -175,7 +154,7 @@ int cmd_run(int argc, char **argv)
     if ((rc = cli_spill_dir(&c)) || (rc = cli_load(&c, true, &m)))
         return rc;
     cli_catch_interrupt();
-    if (!(rc = encode(&c, m, &ids, &n)) && !(rc = choose_tier(&c, m, n))) {
+    if (!(rc = encode(&c, m, &ids, &n)) && !(rc = cli_choose_tier(&c, m, n, n + (c.go.max_tokens > 0 ? c.go.max_tokens : 1)))) {
         if (!c.quiet)
             cli_first_line(&c, m);
         rc = generate(&c, m, ids, n);

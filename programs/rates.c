@@ -113,3 +113,23 @@ int cli_rates(cli *c, kvd_model *m, kvd_rates *r)
         write_rates(path, key, r);
     return 0;
 }
+
+int cli_choose_tier(cli *c, kvd_model *m, int64_t n_prompt, int64_t n_tokens)
+{
+    int64_t now, peak, budget;
+    kvd_session_options full = c->so;
+    kvd_plan plan;
+    if (c->so.evict_to != KVD_EVICT_AUTO || c->so.policy == KVD_POLICY_FULL)
+        return 0;
+    full.policy = KVD_POLICY_FULL;
+    full.kv_tokens = -1;
+    kvd_memory_context(m, &now, &peak, &budget);
+    kvd_plan_session(m, &full, n_prompt, n_tokens, budget, &plan);
+    if (c->so.kv_tokens < 0 && plan.full_bytes <= budget) {
+        c->so.spill_dir = NULL;
+        return 0;
+    }
+    int rc = cli_rates(c, m, &c->rates);
+    c->so.rates = &c->rates;
+    return rc;
+}

@@ -133,7 +133,7 @@ def a_template_that_changes_the_past_rewinds_to_it():
         args = ["--template", template, "--system", "be brief", "-n", "12", "--ignore-eos"]
         turns, receipts, r = chat(h.tiny(), MESSAGES, *args)
         h.equal(len(turns), len(MESSAGES), template)
-        again = chat(h.tiny(), MESSAGES, *args, "--kv-tokens", "0")
+        again = chat(h.tiny(), MESSAGES, *args, "--kv-tokens", "0", "--evict-to", "recompute")
         h.equal(again[1], receipts, f"{template}: receipts")
         h.equal(again[2].out, r.out, f"{template}: answers")
 
@@ -168,16 +168,19 @@ def the_real_model_continues_as_from_the_whole_text():
 def the_budget_changes_nothing_but_the_time():
     model = h.tiny()
     _, receipts, r = chat(model, MESSAGES, "-n", "20")
-    for args in (["--kv-tokens", "0"], ["--kv-tokens", "32"], ["--kv-budget", "96K"]):
-        turns, got, s = chat(model, MESSAGES, "-n", "20", *args)
-        h.equal(got, receipts, f"receipts with {args}")
-        h.equal(s.out, r.out, f"answers with {args}")
-        h.check(turns[-1].evicted > 0 and turns[-1].recomputed > 0, f"nothing evicted with {args}\n{s}")
+    for tier in ("recompute", "disk"):
+        for args in (["--kv-tokens", "0"], ["--kv-tokens", "32"], ["--kv-budget", "96K"]):
+            args += ["--evict-to", tier]
+            turns, got, s = chat(model, MESSAGES, "-n", "20", *args)
+            h.equal(got, receipts, f"receipts with {args}")
+            h.equal(s.out, r.out, f"answers with {args}")
+            h.check(turns[-1].evicted > 0, f"nothing evicted with {args}\n{s}")
+            h.check(tier == "disk" or turns[-1].recomputed > 0, f"nothing recomputed with {args}\n{s}")
 
 
 @h.test
 def a_full_budget_refuses_the_turn_in_numbers():
-    args = ["-n", "20", "--kv-budget", "40K"]
+    args = ["-n", "20", "--kv-budget", "40K", "--evict-to", "recompute"]
     messages = MESSAGES * 4
     turns, _, r = chat(h.tiny(), messages, *args, expect=h.RESOURCES)
     refusals = [line for line in h.error_lines(r) if "not sent" in line]
@@ -190,7 +193,7 @@ def a_full_budget_refuses_the_turn_in_numbers():
 
 @h.test
 def reset_makes_room():
-    model, args = h.tiny(), ["-n", "20", "--kv-budget", "40K"]
+    model, args = h.tiny(), ["-n", "20", "--kv-budget", "40K", "--evict-to", "recompute"]
     first, receipts, _ = chat(model, MESSAGES * 4, *args, expect=h.RESOURCES)
     turns, again, r = chat(model, MESSAGES * 4 + ["/reset"] + MESSAGES[:1], *args, expect=h.RESOURCES)
     h.equal(len(turns), len(first) + 1, "answers")
@@ -199,7 +202,7 @@ def reset_makes_room():
 
 @h.test
 def a_refused_message_leaves_the_conversation_as_it_was():
-    model, args = h.tiny(), ["-n", "10", "--kv-budget", "64K"]
+    model, args = h.tiny(), ["-n", "10", "--kv-budget", "64K", "--evict-to", "recompute"]
     _, plain, p = chat(model, MESSAGES[:3], *args)
     _, with_refused, r = chat(model, [MESSAGES[0], "x" * 5000, MESSAGES[1], "y " * 4000, MESSAGES[2]], *args, expect=h.RESOURCES)
     h.equal(r.err.count("not sent"), 2, "refusals")
@@ -226,7 +229,7 @@ def an_answer_cut_by_the_context_says_so():
 def windows_hold_in_a_chat():
     model = h.tiny("--arch", "gemma3", "--window", "48")
     _, receipts, r = chat(model, MESSAGES, "-n", "20")
-    _, got, s = chat(model, MESSAGES, "-n", "20", "--kv-tokens", "16")
+    _, got, s = chat(model, MESSAGES, "-n", "20", "--kv-tokens", "16", "--evict-to", "recompute")
     h.equal(got, receipts)
     h.equal(s.out, r.out)
 
