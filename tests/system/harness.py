@@ -140,7 +140,8 @@ def watch(result):
 def kvd(*args, stdin=b"", env=None, expect=None, **popen):
     """Run the program to its end. expect: the exit code; a refusal must then be one line on stderr."""
     command = [KVD, *map(str, args)]
-    environment = {**os.environ, **(env or {})}
+    # Not the user's cache: rates of this machine, spill files.
+    environment = {**os.environ, "XDG_CACHE_HOME": os.path.join(folder(), "cache"), **(env or {})}
     if isinstance(stdin, bytes):
         popen["input"] = stdin
     else:

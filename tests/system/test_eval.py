@@ -22,7 +22,7 @@ def the_number_is_the_mean_of_255_predictions_a_chunk():
 @h.test
 def budgets_threads_and_chunks_do_not_show():
     base = perplexity("--chunks", 1).json()["mean_nll"]
-    for args in (("--kv-tokens", 0), ("--kv-tokens", 64), ("--threads", 1), ("--threads", 3), ("--chunk", 7)):
+    for args in (("--kv-tokens", 0, "--evict-to", "recompute"), ("--kv-tokens", 64, "--evict-to", "disk", "--spill-dir", h.folder()), ("--threads", 1), ("--threads", 3), ("--chunk", 7)):
         h.equal(perplexity("--chunks", 1, *args).json()["mean_nll"], base, f"mean_nll with {args}")
 
 

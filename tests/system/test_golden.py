@@ -34,7 +34,7 @@ def check_case(name):
             out.write("\n")
     h.equal(r["receipt"], case["receipt"], name)
     if SLOW:
-        for axis in [("--policy", "full")] + [("--kv-tokens", b) for b in case.get("kv_tokens", (0, 16, 48, 64, 128))] + \
+        for axis in [("--policy", "full")] + [("--evict-to", "recompute", "--kv-tokens", b) for b in case.get("kv_tokens", (0, 16, 48, 64, 128))] + \
                 [("--threads", t) for t in (1, 2, 3)] + [("--chunk", c) for c in (1, 7, 64, 512)] + \
                 [("--cpu", c) for c in h.cpus()]:
             h.equal(run(case, *axis)["receipt"], case["receipt"], f"{name} {' '.join(map(str, axis))}")

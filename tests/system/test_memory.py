@@ -39,7 +39,7 @@ def start_of(n, keep):
 
 
 def run(*args, n=N, model=None):
-    return h.run_json(model or h.tiny(), "--raw", "-p", PROMPT, "-n", n, "--ignore-eos", *args)
+    return h.run_json(model or h.tiny(), "--raw", "-p", PROMPT, "-n", n, "--ignore-eos", "--evict-to", "recompute", *args)
 
 
 def walk(prompt, generated, keep):
@@ -96,7 +96,8 @@ def full_policy_evicts_nothing():
 def the_peak_never_passes_the_budget():
     full = run("--policy", "full")["kv"]["peak_bytes"]
     for budget in range(full, full // 3, -997):
-        r = h.kvd("run", "-m", h.tiny(), "--json", "--raw", "-p", PROMPT, "-n", 8, "--ignore-eos", "--kv-budget", budget)
+        r = h.kvd("run", "-m", h.tiny(), "--json", "--raw", "-p", PROMPT, "-n", 8, "--ignore-eos",
+                  "--evict-to", "recompute", "--kv-budget", budget)
         if r.code == h.RESOURCES:
             break
         h.equal(r.code, h.DONE, f"exit at budget {budget}")
@@ -107,14 +108,15 @@ def the_peak_never_passes_the_budget():
 
 @h.test
 def a_budget_too_small_is_refused_before_the_first_token():
-    r = h.refused(h.RESOURCES, "run", "-m", h.tiny(), "--raw", "-p", PROMPT, "-n", 200, "--kv-budget", "16K")
+    r = h.refused(h.RESOURCES, "run", "-m", h.tiny(), "--raw", "-p", PROMPT, "-n", 200,
+                  "--evict-to", "recompute", "--kv-budget", "16K")
     digits = [w.strip(".,:;()") for w in r.err.replace("=", " ").split()]
     h.check(any(w.isdigit() and int(w) > 16384 for w in digits), f"no bytes needed in the error\n{r}")
 
 
 @h.test
 def what_the_refusal_asks_for_is_enough_and_no_byte_too_much():
-    model, args = h.tiny(), ("--raw", "-p", PROMPT, "-n", "100", "--ignore-eos")
+    model, args = h.tiny(), ("--evict-to", "recompute", "--raw", "-p", PROMPT, "-n", "100", "--ignore-eos")
     low, high = 1, 1 << 30  # low fails, high runs
     h.kvd("run", "-m", model, *args, "--kv-budget", high, expect=h.DONE)
     r = h.refused(h.RESOURCES, "run", "-m", model, *args, "--kv-budget", low)
@@ -128,7 +130,7 @@ def what_the_refusal_asks_for_is_enough_and_no_byte_too_much():
 
 @h.test
 def full_policy_refuses_what_kv_direct_runs():
-    model, args = h.tiny(), ("--raw", "-p", PROMPT, "-n", "100", "--ignore-eos", "--kv-budget", "96K")
+    model, args = h.tiny(), ("--evict-to", "recompute", "--raw", "-p", PROMPT, "-n", "100", "--ignore-eos", "--kv-budget", "96K")
     h.refused(h.RESOURCES, "run", "-m", model, *args, "--policy", "full")
     h.kvd("run", "-m", model, *args, expect=h.DONE)
 
@@ -156,8 +158,8 @@ def address_space_just_above_load_and_budget_suffices():
     model = h.tiny("--layers", "8", "--d", "256", "--context", "8192")
     prompt = h.write("long.txt", PROMPT * 20)
     # few threads and a small chunk: their stacks and scratch are not what is measured
-    args = ("run", "-m", model, "--json", "--raw", "-f", prompt, "-n", "2", "--ignore-eos", "--threads", "1",
-            "--chunk", "32")
+    args = ("run", "-m", model, "--evict-to", "recompute", "--json", "--raw", "-f", prompt, "-n", "2", "--ignore-eos",
+            "--threads", "1", "--chunk", "32")
     full = h.kvd(*args, "--policy", "full", expect=h.DONE).json()
     need, budget = full["kv"]["peak_bytes"], full["kv"]["peak_bytes"] // 2
 

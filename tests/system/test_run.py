@@ -11,8 +11,8 @@ import harness as h
 # 120 bytes, about as many tokens of the tiny vocabulary: crosses two tiles with the tokens that follow.
 PROMPT = "The sky is blue because air scatters short waves of light more than long ones, and the sun sends all of them to us."
 N = 24
-BUDGETS = [("--policy", "full"), ("--kv-tokens", "0"), ("--kv-tokens", "16"), ("--kv-tokens", "48"),
-           ("--kv-tokens", "64"), ("--kv-tokens", "128")]
+BUDGETS = [("--policy", "full")] + [("--evict-to", "recompute", "--kv-tokens", b) for b in (0, 16, 48, 64, 128)]
+DISK = ("--evict-to", "disk", "--kv-tokens", 16)
 ONE = h.SANITIZED  # one value per axis at a time instead of the product
 
 
@@ -46,21 +46,23 @@ def one_receipt_over_the_product_of_all_axes():
 
 @h.test
 def odd_chunks_and_many_threads():
-    same(h.tiny(), [("--kv-tokens", "48", "--chunk", c) for c in (2, 3, 5, 16, 63, 65)] +
-         [("--kv-tokens", "48", "--threads", t) for t in (4, 8)])
+    for tier in ("recompute", "disk"):
+        keep = ("--evict-to", tier, "--kv-tokens", "48")
+        same(h.tiny(), [("--policy", "full")] + [(*keep, "--chunk", c) for c in (2, 3, 5, 16, 63, 65)] +
+             [(*keep, "--threads", t) for t in (1, 4, 8)])
 
 
 @h.test
 def each_kv_type_has_one_receipt():
     model = h.tiny()
-    got = {t: same(model, BUDGETS, "--kv-type", t) for t in ("f16", "bf16", "f32")}
+    got = {t: same(model, BUDGETS + [DISK], "--kv-type", t) for t in ("f16", "bf16", "f32")}
     h.equal(len(set(got.values())), 3, "distinct receipts of kv types")
 
 
 @h.test
 def each_stream_type_has_one_receipt():
     model = h.tiny()
-    got = {t: same(model, BUDGETS, "--stream", t) for t in ("f32", "bf16", "f16")}
+    got = {t: same(model, BUDGETS + [DISK], "--stream", t) for t in ("f32", "bf16", "f16")}
     h.equal(len(set(got.values())), 3, "distinct receipts of stream types")
 
 
@@ -79,7 +81,8 @@ def byte_budgets_give_the_receipt_of_none():
     tight = h.run_json(model, "--raw", "-p", PROMPT, "-n", N, "--ignore-eos", "--policy", "full")["kv"]["peak_bytes"]
     evicting = 0
     for share in (0.62, 0.7, 0.8, 0.9, 1.0):
-        r = h.run_json(model, "--raw", "-p", PROMPT, "-n", N, "--ignore-eos", "--kv-budget", int(tight * share))
+        r = h.run_json(model, "--raw", "-p", PROMPT, "-n", N, "--ignore-eos", "--kv-budget", int(tight * share),
+                       "--evict-to", "recompute")
         h.equal(r["receipt"], full, f"budget {share} of full")
         h.check(r["kv"]["peak_bytes"] <= r["kv"]["budget_bytes"], f"peak passes the budget: {r['kv']}")
         evicting += r["kv"]["evicted_tokens"] > 0
@@ -87,9 +90,15 @@ def byte_budgets_give_the_receipt_of_none():
 
 
 @h.test
+def the_planner_s_choice_gives_the_receipt_of_none():
+    model = h.tiny()
+    same(model, [("--policy", "full"), ("--kv-tokens", 16, "--evict-to", "auto"), ("--kv-tokens", 16)])
+
+
+@h.test
 def weight_types_have_one_receipt_each():
     for t in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"):
-        same(h.tiny("--type", t), [("--policy", "full"), ("--kv-tokens", "0"), ("--chunk", 1), ("--threads", 2)] +
+        same(h.tiny("--type", t), [BUDGETS[0], BUDGETS[1], ("--chunk", 1), ("--threads", 2)] +
              [("--cpu", c) for c in h.cpus()])
 
 

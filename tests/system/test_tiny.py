@@ -29,7 +29,8 @@ MODELS.update({
     "gemma3": ("--arch", "gemma3", "--window", "32"),
     "gemma3_rope_linear": ("--arch", "gemma3", "--window", "32", "--rope-scaling", "linear:8"),
 })
-SETTINGS = [("--policy", "full"), ("--kv-tokens", "0"), ("--kv-tokens", "16", "--chunk", "7", "--threads", "2")]
+SETTINGS = [("--policy", "full"), ("--evict-to", "recompute", "--kv-tokens", "0"),
+            ("--evict-to", "recompute", "--kv-tokens", "16", "--chunk", "7", "--threads", "2")]
 
 if os.path.exists(PATH):
     with open(PATH, encoding="utf-8") as f:
