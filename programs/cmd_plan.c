@@ -95,19 +95,25 @@ static void print_curve(const planning *p, FILE *out, const char *separator)
     }
 }
 
+/* -o: the curve as TSV. */
+static int write_curve(const planning *p)
+{
+    if (!p->c->output)
+        return 0;
+    FILE *f = fopen(p->c->output, "we");
+    if (!f)
+        return cli_fail(EXIT_BAD_FILE, "%s: cannot be written", p->c->output);
+    print_curve(p, f, "\t");
+    if (ferror(f) | fclose(f))
+        return cli_fail(EXIT_BAD_FILE, "%s: could not be written", p->c->output);
+    return 0;
+}
+
 static int print_all(const planning *p, const kvd_plan *b)
 {
     print_tiers(p, b);
     printf("\ndecode tokens/s by budget (percent of full KV; * auto)\n");
     print_curve(p, stdout, "  ");
-    if (p->c->output) {
-        FILE *f = fopen(p->c->output, "we");
-        if (!f)
-            return cli_fail(EXIT_BAD_FILE, "%s: cannot be written", p->c->output);
-        print_curve(p, f, "\t");
-        if (ferror(f) | fclose(f))
-            return cli_fail(EXIT_BAD_FILE, "%s: could not be written", p->c->output);
-    }
     return cli_close_stdout();
 }
 
@@ -143,7 +149,8 @@ int cmd_plan(int argc, char **argv)
         kvd_plan_session(p.m, &full, p.n_prompt, c.context, 0, &b);
         p.full_bytes = b.full_bytes;
         kvd_plan_session(p.m, &c.so, p.n_prompt, c.context, p.budget, &b);
-        rc = c.json ? print_json(&p, &b) : print_all(&p, &b);
+        if (!(rc = write_curve(&p)))
+            rc = c.json ? print_json(&p, &b) : print_all(&p, &b);
     }
     kvd_model_free(&p.m);
     return rc;

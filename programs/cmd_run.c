@@ -101,6 +101,15 @@ static void last_lines(const kvd_model *m, const kvd_session *s, const kvd_resul
             (long long)st.resident_tokens, (long long)st.evicted_tokens, (long long)st.recomputed_tokens);
 }
 
+/* The disk tier given up is no error: the answer is right, but slower. */
+static void say_disk(const kvd_session *s)
+{
+    kvd_session_stats st;
+    kvd_session_get_stats(s, &st);
+    if (st.disk_error)
+        fprintf(stderr, "kvd: the disk tier was given up, recomputing instead: %s\n", st.disk_error);
+}
+
 static int generate(cli *c, kvd_model *m, const int32_t *ids, int64_t n)
 {
     kvd_error err = {0};
@@ -115,9 +124,13 @@ static int generate(cli *c, kvd_model *m, const int32_t *ids, int64_t n)
     int64_t loaded = cli_resident_bytes();
     int rc = kvd_generate(s, ids, n, &c->go, &r, &err), code = EXIT_OK;
     cli_progress_clear();
-    if (rc && rc != KVD_E_CANCELLED)
+    if (!c->quiet)
+        say_disk(s);
+    if (rc && rc != KVD_E_CANCELLED) {
         code = cli_error("", &err);
-    else {
+        if (rc == KVD_E_IO) /* no file of the user's: there is just no disk to be had */
+            code = EXIT_RESOURCES;
+    } else {
         bool cut = cli_interrupted();
         if (cut)
             r.stop_reason = KVD_STOP_INTERRUPTED;

@@ -63,7 +63,7 @@ static bool read_rates(const char *path, const char *key, kvd_rates *r)
     for (size_t i = 0; ok && i < KVD_RATE_POINTS; i++) {
         r->rows[i] = json_integer_value(json_array_get(rows, i));
         r->rows_s[i] = json_number_value(json_array_get(rows_s, i));
-        ok = r->rows[i] > (i ? r->rows[i - 1] : 0) && r->rows_s[i] > 0;
+        ok = (i ? r->rows[i] > r->rows[i - 1] : r->rows[i] == 1) && r->rows_s[i] > 0 && r->rows_s[i] < 1e6;
     }
     const struct {
         const char *name;
@@ -72,7 +72,7 @@ static bool read_rates(const char *path, const char *key, kvd_rates *r)
                 {"disk_read_bytes_s", &r->disk_read_bytes_s}, {"disk_write_bytes_s", &r->disk_write_bytes_s}};
     for (size_t i = 0; ok && i < sizeof list / sizeof list[0]; i++) {
         *list[i].value = json_number_value(json_object_get(o, list[i].name));
-        ok = *list[i].value >= 0;
+        ok = *list[i].value >= 0 && *list[i].value < 1e15;
     }
     json_decref(o);
     return ok;

@@ -204,8 +204,14 @@ void cli_first_line(const cli *c, const kvd_model *m)
     int64_t now, peak, budget;
     char size[32];
     kvd_memory_context(m, &now, &peak, &budget);
-    fprintf(stderr, "kvd: %s%s, budget %s, T_max %lld tokens\n", c->so.policy == KVD_POLICY_FULL ? "full" : "kv-direct",
-            c->so.kv_tokens >= 0 ? " (recompute, --kv-tokens)" : c->so.policy == KVD_POLICY_FULL ? "" : " (recompute)",
+    const char *tier = c->so.evict_to == KVD_EVICT_DISK                                       ? "disk"
+                       : c->so.evict_to == KVD_EVICT_AUTO && c->rates.disk_read_bytes_s > 0 ? "auto"
+                                                                                            : "recompute";
+    if (c->so.policy == KVD_POLICY_FULL)
+        fprintf(stderr, "kvd: full");
+    else
+        fprintf(stderr, "kvd: kv-direct (%s%s)", tier, c->so.kv_tokens >= 0 ? ", --kv-tokens" : "");
+    fprintf(stderr, ", budget %s, T_max %lld tokens\n",
             budget ? cli_size(budget, size) : "none", (long long)cli_max_tokens(c, m));
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/sysmem.h"
+#include "gen/disk.h"
 #include "gen/receipt.h"
 #include "gen/session.h"
 
@@ -235,6 +236,12 @@ void kvd_plan_session(const kvd_model *m, const kvd_session_options *options, in
         .least_bytes = kvd__least_bytes(&s, &lim, n_tokens),
         .max_tokens = kvd__max_tokens(&s, &lim, m->config.n_ctx),
     };
+    bool may = o.evict_to == KVD_EVICT_AUTO && o.spill_dir && o.rates && o.rates->disk_read_bytes_s > 0;
+    if (lim.full || (o.evict_to != KVD_EVICT_DISK && !may))
+        return;
+    int64_t least = kvd__disk_least(m, &s, &lim, n_tokens), most = kvd__disk_max_tokens(m, &s, &lim);
+    plan->least_bytes = may && plan->least_bytes < least ? plan->least_bytes : least;
+    plan->max_tokens = may && plan->max_tokens > most ? plan->max_tokens : most;
 }
 
 int64_t kvd_memory_available(void) { return kvd__memory_available(); }

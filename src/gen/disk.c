@@ -38,6 +38,25 @@ int64_t kvd__disk_need(const struct kvd_model *m, const kvd_kv_shape *shape, int
     return kvd__disk_least_bytes(shape, n_tokens) + kvd__spill_bytes(shape, &smallest);
 }
 
+int64_t kvd__disk_least(const struct kvd_model *m, const kvd_kv_shape *shape, const kvd_limits *lim, int64_t n_tokens)
+{
+    int64_t disk = kvd__disk_need(m, shape, n_tokens);
+    return lim->kv_tokens < 0 ? min64(kvd__full_bytes(shape, n_tokens), disk) : disk;
+}
+
+int64_t kvd__disk_max_tokens(const struct kvd_model *m, const kvd_kv_shape *shape, const kvd_limits *lim)
+{
+    int64_t lo = 0, hi = m->config.n_ctx;
+    while (lo < hi) {
+        int64_t mid = lo + (hi - lo + 1) / 2;
+        if (kvd__disk_least(m, shape, lim, mid) <= lim->budget_bytes)
+            lo = mid;
+        else
+            hi = mid - 1;
+    }
+    return lo;
+}
+
 void kvd__disk_drop(kvd_session *s)
 {
     if (s->spill) {

@@ -18,6 +18,11 @@ kvd_spill_options kvd__disk_options(const struct kvd_model *m, const kvd_kv_shap
  * Grows with n_tokens. */
 int64_t kvd__disk_need(const struct kvd_model *m, const kvd_kv_shape *shape, int64_t n_tokens);
 
+/* The same if all may also stay, and the longest context that fits lim: what a session
+ * of this tier takes. */
+int64_t kvd__disk_least(const struct kvd_model *m, const kvd_kv_shape *shape, const kvd_limits *lim, int64_t n_tokens);
+int64_t kvd__disk_max_tokens(const struct kvd_model *m, const kvd_kv_shape *shape, const kvd_limits *lim);
+
 /* The next pass from s->kv->end towards total tokens under lim (kvd__session_limits).
  * Makes the spill if there is none; its buffers may cost the newest blocks, which are
  * then behind kv->end. plan->n_before may lie below kv->end: where what is on disk

@@ -112,25 +112,12 @@ kvd_limits kvd__session_limits(const kvd_session *s)
 
 int64_t kvd__session_least_bytes(const kvd_session *s, const kvd_limits *lim, int64_t n)
 {
-    if (!kvd__disk_wanted(s))
-        return kvd__least_bytes(&s->shape, lim, n);
-    int64_t full = kvd__full_bytes(&s->shape, n), disk = kvd__disk_need(s->m, &s->shape, n);
-    return lim->kv_tokens < 0 && full < disk ? full : disk;
+    return kvd__disk_wanted(s) ? kvd__disk_least(s->m, &s->shape, lim, n) : kvd__least_bytes(&s->shape, lim, n);
 }
 
 int64_t kvd__session_max_tokens(const kvd_session *s, const kvd_limits *lim)
 {
-    if (!kvd__disk_wanted(s))
-        return kvd__max_tokens(&s->shape, lim, s->m->config.n_ctx);
-    int64_t lo = 0, hi = s->m->config.n_ctx;
-    while (lo < hi) {
-        int64_t mid = lo + (hi - lo + 1) / 2;
-        if (kvd__session_least_bytes(s, lim, mid) <= lim->budget_bytes)
-            lo = mid;
-        else
-            hi = mid - 1;
-    }
-    return lo;
+    return kvd__disk_wanted(s) ? kvd__disk_max_tokens(s->m, &s->shape, lim) : kvd__max_tokens(&s->shape, lim, s->m->config.n_ctx);
 }
 
 /* ---- one pass ----------------------------------------------------------------- */

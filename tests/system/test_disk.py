@@ -1,0 +1,273 @@
+#!/usr/bin/env python3
+"""The disk tier and `kvd plan` from outside: the same answer wherever evicted K and V come from, nothing left behind,
+and a folder that does not serve is said before the work."""
+import fcntl
+import glob
+import json
+import os
+import resource
+import signal
+import subprocess
+
+import harness as h
+
+PROMPT = "What leaves the budget is written once, and read back in every pass, layer by layer. " * 3
+ARGS = ("--raw", "-p", PROMPT, "-n", "12", "--ignore-eos", "--threads", "2")
+
+
+def in_memory(path):
+    kind = subprocess.run(["stat", "-f", "-c", "%T", path], stdout=subprocess.PIPE, text=True).stdout.strip()
+    return kind in ("tmpfs", "ramfs", "")
+
+
+_spills = None
+
+
+def spill_folder():
+    """A folder on a disk, for spills and the cache; the test is skipped where there is none."""
+    global _spills
+    if _spills is None:
+        if in_memory(h.folder()):
+            h.skip(f"{h.folder()} is in memory: TMPDIR names a folder on a disk")
+        _spills = os.path.join(h.folder(), "spills")
+        os.mkdir(_spills)
+    return _spills
+
+
+def cache(name):
+    path = os.path.join(spill_folder(), "..", name)
+    os.makedirs(path, exist_ok=True)
+    return {"XDG_CACHE_HOME": os.path.abspath(path)}
+
+
+def empty(folder):
+    h.equal(os.listdir(folder), [], "left in the folder")
+
+
+def models():
+    return h.tiny(), h.tiny("--arch", "gemma3", "--window", "48"), h.tiny("--arch", "qwen3", "--type", "Q4_0")
+
+
+@h.test
+def receipts_are_equal_on_all_tiers():
+    env = cache("cache")
+    for model in models():
+        full = h.run_json(model, *ARGS, "--policy", "full")
+        for tier in ("disk", "auto", "recompute"):
+            r = h.run_json(model, *ARGS, "--kv-tokens", 32, "--evict-to", tier, "--spill-dir", spill_folder(), env=env)
+            h.equal(r["receipt"], full["receipt"], f"receipt with --evict-to {tier}")
+            h.equal(r["text"], full["text"], "text")
+            if tier == "disk":
+                disk = r["kv"]["disk"]
+                h.check(disk["in_use"] and disk["written_bytes"] > 0 and disk["read_bytes"] > disk["written_bytes"], f"disk: {disk}")
+                h.equal(disk["error"], None, "error")
+                h.equal(r["kv"]["recomputed_tokens"], 0, "recomputed_tokens")
+            if tier == "recompute":
+                h.check("disk" not in r["kv"], "a disk without being asked")
+        empty(spill_folder())
+
+
+@h.test
+def a_budget_holds_on_disk():
+    model = h.tiny("--layers", "12")
+    full = h.run_json(model, *ARGS, "--policy", "full")
+    peak = full["kv"]["peak_bytes"]
+    refused = False
+    for percent in (95, 80, 65, 50):
+        budget = peak * percent // 100
+        r = h.kvd("run", "-m", model, "--json", "--receipt", *ARGS, "--kv-budget", budget, "--evict-to", "disk", "--spill-dir", spill_folder())
+        if r.code == h.RESOURCES:
+            refused = True
+            continue
+        h.check(not refused, "runs with less than was refused")
+        h.equal(r.code, h.DONE, f"exit\n{r}")
+        h.equal(r.json()["receipt"], full["receipt"], "receipt")
+        h.check(r.json()["kv"]["peak_bytes"] <= budget, "the peak passes the budget")
+        h.check("(disk)" in r.err.splitlines()[0], f"the first line does not name the tier\n{r}")
+    empty(spill_folder())
+
+
+@h.test
+def a_folder_in_memory_is_refused_or_not_used():
+    if not os.path.isdir("/dev/shm") or not in_memory("/dev/shm"):
+        h.skip("/dev/shm is not in memory here")
+    model, full = h.tiny(), h.run_json(h.tiny(), *ARGS, "--policy", "full")
+    h.refused(h.RESOURCES, "run", "-m", model, *ARGS, "--kv-tokens", 32, "--evict-to", "disk", "--spill-dir", "/dev/shm",
+              names=("/dev/shm",))
+    r = h.run_json(model, *ARGS, "--kv-tokens", 32, "--evict-to", "auto", "--spill-dir", "/dev/shm", env=cache("cache"))
+    h.equal(r["receipt"], full["receipt"], "receipt with auto")
+    h.check(r["kv"]["recomputed_tokens"] > 0, "nothing recomputed")
+    # With nothing to evict there is nothing to refuse.
+    h.run_json(model, *ARGS, "--evict-to", "disk", "--spill-dir", "/dev/shm")
+
+
+@h.test
+def folders_that_can_not_be_are_refused():
+    model, file = h.tiny(), h.write("a file", "x")
+    folders = ["/nowhere/at/all", file, "/proc"]
+    if os.getuid():
+        locked = os.path.join(h.folder(), "locked")
+        os.makedirs(locked, 0o500, exist_ok=True)
+        folders.append(locked)
+    for folder in folders:
+        h.refused(h.RESOURCES, "run", "-m", model, *ARGS, "--kv-tokens", 32, "--evict-to", "disk", "--spill-dir", folder, names=(folder,))
+
+
+@h.test
+def a_disk_without_room_is_refused():
+    if h.SANITIZED:
+        h.skip("RLIMIT_FSIZE under a sanitizer")
+    r = h.kvd("run", "-m", h.tiny(), *ARGS, "--kv-tokens", 32, "--evict-to", "disk", "--spill-dir", spill_folder(), expect=h.RESOURCES,
+              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536)))
+    h.equal(len(h.error_lines(r)), 1, f"lines of error\n{r}")
+    h.equal(r.out, b"", "output")
+
+
+@h.test
+def nothing_is_left_after_signals():
+    folder = spill_folder()
+    for sig, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, h.INTERRUPTED), (signal.SIGTERM, h.INTERRUPTED)):
+        command = [h.KVD, "run", "-m", h.tiny("--context", "4000"), "--raw", "-p", PROMPT, "-n", "3000", "--ignore-eos", "--kv-tokens", "32",
+                   "--evict-to", "disk", "--spill-dir", folder]
+        read_end, write_end = os.pipe()
+        fcntl.fcntl(write_end, 1031, 4096)  # F_SETPIPE_SZ: it can not finish
+        p = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=write_end, stderr=subprocess.PIPE)
+        os.close(write_end)
+        os.read(read_end, 1)  # it has begun, and written what the prompt left
+        spills = [f for f in (os.readlink(f) for f in glob.glob(f"/proc/{p.pid}/fd/*")) if f.startswith(folder)]
+        h.equal(len(spills), 1, f"open files in the folder: {spills}")
+        h.check("(deleted)" in spills[0], f"it has a name: {spills}")
+        empty(folder)
+        p.send_signal(sig)
+        while os.read(read_end, 65536):
+            pass
+        os.close(read_end)
+        p.stderr.close()
+        h.equal(p.wait(h.TIMEOUT_S), code, f"exit after {sig.name}")
+        empty(folder)
+
+
+# ---- plan ------------------------------------------------------------------------------
+
+def plan(*args, env, **options):
+    return h.kvd("plan", "-m", h.tiny(), "--context", 600, *args, env=env, **options)
+
+
+@h.test
+def plan_prints_tiers_and_curve():
+    env = cache("plan")
+    r = plan("--kv-budget", "200K", env=env, expect=h.DONE)
+    text = r.out.decode()
+    for word in ("full", "recompute", "disk", "T_max", "<- auto", "percent"):
+        h.check(word in text, f"no {word!r}\n{r}")
+    h.check("measuring" in r.err, f"measured without a word\n{r}")
+    r = plan(env=env, expect=h.DONE)
+    h.equal(r.err, "", "the second time: stderr")
+
+
+@h.test
+def plan_json_agrees_with_itself_and_with_runs():
+    env = cache("plan")
+    p = plan("--json", "--kv-budget", "200K", env=env, expect=h.DONE).json()
+    h.equal([t["tier"] for t in p["tiers"]], ["full", "recompute", "disk"])
+    h.equal(p["context_tokens"], 600)
+    for entry in [{"budget_bytes": p["budget_bytes"], "tiers": p["tiers"]}] + p["curve"]:
+        chosen = [t for t in entry["tiers"] if t["chosen"]]
+        fits = [t for t in entry["tiers"] if t["fits"]]
+        h.equal(len(chosen), 1 if fits else 0, "chosen tiers")
+        for t in entry["tiers"]:
+            h.equal(t["fits"], t["need_bytes"] <= entry["budget_bytes"], f"{t}")
+            h.equal(t["decode_tokens_per_s"] > 0, t["fits"], f"{t}")
+    # What plan says that recompute needs is what run needs.
+    for tier in ("recompute", "disk"):
+        need = next(t["need_bytes"] for t in p["tiers"] if t["tier"] == tier)
+        n = 12
+        q = h.kvd("plan", "-m", h.tiny(), "--context", len(run_tokens()) + n, "-n", n, "--json", env=env, expect=h.DONE).json()
+        need = min(t["need_bytes"] for t in q["tiers"] if t["tier"] in (tier, "full"))
+        args = ("run", "-m", h.tiny(), *ARGS, "--evict-to", tier, "--spill-dir", spill_folder(), "--kv-budget")
+        h.kvd(*args, need, expect=h.DONE)
+        h.refused(h.RESOURCES, *args, need - 1)
+
+
+def run_tokens():
+    return range(h.run_json(h.tiny(), *ARGS, "--policy", "full")["prompt_tokens"])
+
+
+@h.test
+def plan_writes_its_curve():
+    env = cache("plan")
+    path = os.path.join(h.folder(), "curve.tsv")
+    for more in ((), ("--json",)):
+        plan("-o", path, *more, env=env, expect=h.DONE)
+        with open(path, encoding="ascii") as f:
+            rows = [line.rstrip("\n").split("\t") for line in f]
+        os.unlink(path)
+        h.equal(rows[0], ["percent", "budget_bytes", "full", "recompute", "disk"])
+        h.check(len(rows) > 5 and all(len(row) == 5 for row in rows), f"{rows}")
+        for row in rows[1:]:
+            for cell in row:
+                h.check(cell == "-" or float(cell) > 0, f"{row}")
+    r = plan("-o", "/nowhere/curve.tsv", env=env)
+    h.equal(r.code, h.BAD_FILE, f"exit\n{r}")
+    r = plan("-o", "/dev/full", env=env)
+    h.equal(r.code, h.BAD_FILE, f"exit\n{r}")
+
+
+@h.test
+def a_spoilt_cache_is_measured_again():
+    env = cache("spoilt")
+    plan(env=env, expect=h.DONE)
+    files = glob.glob(os.path.join(env["XDG_CACHE_HOME"], "kvd", "rates-*.json"))
+    h.equal(len(files), 1, "files of rates")
+    with open(files[0], encoding="utf-8") as f:
+        good = json.load(f)
+    spoilt = [b"", b"{", b"[]", b"null", b"\xff\xfe", b"{}" * 9, json.dumps({**good, "key": "another"}).encode()]
+    for change in ({"rows": [0, 1, 2, 3, 4]}, {"rows": [5, 4, 3, 2, 1]}, {"rows": [2, 4, 16, 64, 256]}, {"rows": []}, {"rows_s": [1, 2, 3, 4, 0]},
+                   {"rows_s": [1e300] * 5}, {"rows_s": "x"}, {"head_s": -1}, {"disk_read_bytes_s": 1e300}):
+        spoilt.append(json.dumps({**good, **change}).encode())
+    for data in spoilt:
+        with open(files[0], "wb") as f:
+            f.write(data)
+        r = plan(env=env, expect=h.DONE)
+        h.check("measuring" in r.err, f"believed {data[:200]!r}\n{r}")
+    h.equal(plan(env=env, expect=h.DONE).err, "", "stderr with a good cache")
+    h.check("measuring" in plan("--recalibrate", env=env, expect=h.DONE).err, "--recalibrate did not measure")
+
+
+@h.test
+def no_cache_folder_is_no_error():
+    for home in ("/proc", "/dev/null/x"):
+        r = plan(env={"XDG_CACHE_HOME": home, "HOME": home})
+        h.equal(r.code, h.DONE, f"exit with {home}\n{r}")
+
+
+@h.test
+def auto_works_under_a_small_budget():
+    # Calibration itself is not the budget's.
+    model, full = h.tiny(), h.run_json(h.tiny(), *ARGS, "--policy", "full")
+    for part in (2, 3):
+        budget = full["kv"]["peak_bytes"] * part // 4
+        r = h.kvd("run", "-m", model, "--json", "--receipt", *ARGS, "--kv-budget", budget, "--spill-dir", spill_folder(), "--recalibrate",
+                  env=cache("cache"))
+        if r.code == h.RESOURCES:
+            h.check("calibration" not in r.err, f"{r}")
+            continue
+        h.equal(r.json()["receipt"], full["receipt"], "receipt")
+        h.check(r.json()["kv"]["peak_bytes"] <= budget, "the peak passes the budget")
+
+
+@h.test
+def absurd_values_are_refused():
+    env = cache("plan")
+    for args in (("--context", "0"), ("--context", "-5"), ("--context", "x"), ("--context", "9" * 18), ("--context", "9" * 30), (),
+                 ("--context", "100", "--kv-budget", "0"), ("--context", "100", "--kv-budget", "-1"), ("--context", "100", "--kv-budget", "9" * 25),
+                 ("--context", "100", "--evict-to", "tape"), ("--context", "100", "--spill-dir", "")):
+        h.refused(h.USAGE, "plan", "-m", h.tiny(), *args, env=env)
+    for args in (("--context", "1"), ("--context", "2", "-n", "2"), ("--context", "100", "--kv-budget", "1"), ("--context", "2048", "-n", "2047"),
+                 ("--context", "100", "--policy", "full"), ("--context", "100", "--kv-tokens", "0"), ("--context", "100", "--evict-to", "recompute"),
+                 ("--context", "100", "--stream", "bf16", "--kv-type", "f32", "--threads", "1", "--chunk", "1")):
+        p = h.kvd("plan", "-m", h.tiny(), *args, "--json", env=env, expect=h.DONE).json()
+        h.check(all(t["need_bytes"] >= 0 for t in p["tiers"]), f"{args}: {p['tiers']}")
+
+
+h.main()
