@@ -21,10 +21,13 @@ const char *verify_type_name(kvd_float_type t)
     return t == KVD_TYPE_F16 ? "f16" : t == KVD_TYPE_BF16 ? "bf16" : "f32";
 }
 
-static void clear_progress(const verify *v)
+static bool progress_shown; /* only then may the line be wiped: the table may stand on it */
+
+static void clear_progress(void)
 {
-    if (!v->c->quiet && isatty(STDERR_FILENO))
+    if (progress_shown)
         fputs("\r\033[K", stderr);
+    progress_shown = false;
 }
 
 void verify_progress(verify *v, const char *format, ...)
@@ -32,12 +35,13 @@ void verify_progress(verify *v, const char *format, ...)
     va_list ap;
     if (v->c->quiet || !isatty(STDERR_FILENO))
         return;
-    clear_progress(v);
+    clear_progress();
     fprintf(stderr, "[%.0f s] ", cli_seconds() - v->begun);
     va_start(ap, format);
     vfprintf(stderr, format, ap);
     va_end(ap);
     fflush(stderr);
+    progress_shown = true;
 }
 
 void verify_say(const verify *v, const char *format, ...)
@@ -45,7 +49,7 @@ void verify_say(const verify *v, const char *format, ...)
     va_list ap;
     if (v->c->json)
         return;
-    clear_progress(v);
+    clear_progress();
     va_start(ap, format);
     vprintf(format, ap);
     va_end(ap);
@@ -58,9 +62,9 @@ int verify_on_pass(void *ctx, int64_t done, int64_t total, int64_t rows, int64_t
     return cli_interrupted();
 }
 
-int verify_error(const verify *v, int rc, const kvd_error *err)
+int verify_error(int rc, const kvd_error *err)
 {
-    clear_progress(v);
+    clear_progress();
     return rc == KVD_E_CANCELLED || cli_interrupted() ? EXIT_INTERRUPTED
            : rc == KVD_E_NOMEM && !err->code          ? cli_fail(EXIT_RESOURCES, "out of memory")
                                                       : cli_error("", err);
@@ -84,7 +88,9 @@ int verify_load(verify *v, const kvd_model_options *mo)
         return cli_interrupted() ? EXIT_INTERRUPTED : 0;
     verify_progress(v, "loading");
     kvd_model_free(&v->m);
-    if (kvd_model_load(&v->m, v->c->model, mo, &err))
+    int rc = kvd_model_load(&v->m, v->c->model, mo, &err);
+    clear_progress();
+    if (rc)
         return cli_error(strstr(err.message, v->c->model) ? "" : v->c->model, &err);
     v->loaded = *mo;
     kvd_model_get_info(v->m, &v->info);
@@ -126,7 +132,7 @@ static int conclude(verify *v, int code)
         json_object_set_new(v->out, "mismatches", json_integer(v->mismatches));
         json_object_set_new(v->out, "numeric_errors", json_integer(v->numeric_errors));
         json_object_set_new(v->out, "seconds", json_real(s));
-        clear_progress(v);
+        clear_progress();
         int printed = cli_print_json(json_incref(v->out));
         return printed ? printed : code;
     }

@@ -16,7 +16,6 @@ typedef struct verify {
     json_t *out;
     /* Of what must be equal. A run that ends with KVD_E_NUMERIC is neither. */
     int64_t matches, mismatches, numeric_errors;
-    int64_t work_done;        /* steps so far, for the progress line */
     double begun;
 } verify;
 
@@ -36,7 +35,7 @@ int verify_prompt(const kvd_model *m, int64_t n, int32_t **ids);
 /* Load the model again if it is loaded in another way; injects anew. */
 int verify_load(verify *v, const kvd_model_options *mo);
 /* An exit code for a failure of the library that is no result: not KVD_E_NUMERIC. */
-int verify_error(const verify *v, int rc, const kvd_error *err);
+int verify_error(int rc, const kvd_error *err);
 /* For kvd_session_set_progress: cancels on SIGINT. */
 int verify_on_pass(void *ctx, int64_t done, int64_t total, int64_t rows, int64_t recomputed);
 /* Show what is being done, on a terminal; and remove it. */

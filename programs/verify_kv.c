@@ -242,7 +242,7 @@ static int measure_one(verify *v, kvd_float_type stream, kvd_float_type kv, int6
             measure_numeric(cast, &err);
         return 0;
     }
-    return rc ? verify_error(v, rc, &err) : 0;
+    return rc ? verify_error(rc, &err) : 0;
 }
 
 /* ---- lengths ---------------------------------------------------------------------------- */

@@ -115,7 +115,7 @@ int verify_generation(verify *v)
         memcpy(g.ids[i], v->ids, (size_t)g.n_prompt * sizeof *ids);
     int rc = greedy_run(v, &g, &err), code = 0;
     if (rc && rc != KVD_E_NUMERIC)
-        code = verify_error(v, rc, &err);
+        code = verify_error(rc, &err);
     else
         greedy_report(v, &g, &err, rc);
     free(ids);
@@ -240,7 +240,7 @@ static int try_run(verify *v, group *g, int column, int64_t keep, outcome *out)
         return 0; /* dropping saves nothing on this model */
     int rc = generate(v, g, column, keep, budget, receipt, &st, &err);
     if (rc && rc != KVD_E_NUMERIC)
-        return verify_error(v, rc, &err);
+        return verify_error(rc, &err);
     json_t *o = run_json(v, column, keep, budget, &st);
     json_array_append_new(g->runs, o);
     out->n++;
