@@ -1,7 +1,7 @@
 /* Products with 256-element blocks for NEON with the dot product extension.
  *
  * Two sets of sums are alive, those of a sub-block and S, so a slice has half the
- * rows of gemm_neon.c: R * T is 8. Centred formats take their bias off the
+ * rows of gemm_neon.c: R * T is at most 8. Centred formats take their bias off the
  * weights, which SDOT then uses as they are: one subtraction for each 16 bytes
  * and all tokens. The shifts that find a k-group's bits are by register (USHL
  * goes both ways), so that one body serves all sub-blocks. */
@@ -256,7 +256,7 @@ INLINE void step_256(const kvd_dtype f, const uint8_t *p, const scales *s, const
 
 INLINE void tile_256(const kvd_dtype f, const kvd__tile *c, const int T)
 {
-    const int R = T <= 2 ? 4 : T <= 4 ? 2 : 1, words = kvd__has_min(f) ? 1 + kvd__n_subs(f) : 2;
+    const int R = T <= 4 ? 2 : 1, words = kvd__has_min(f) ? 1 + kvd__n_subs(f) : 2;
     for (int64_t i = 0; i < c->n_panels; i++) {
         const uint8_t *p = c->panels + i * c->panel_bytes;
         const int32_t *side = c->side;

@@ -71,7 +71,7 @@ INLINE void step_32(const kvd_dtype f, const uint8_t *p, const int8_t *q, int64_
 
 INLINE void tile_32(const kvd_dtype f, const kvd__tile *c, const int T)
 {
-    const int R = T <= 4 ? 4 : 2;
+    const int R = T <= 2 ? 4 : 2; /* with 4 for 3 and 4 tokens gcc 12 spills */
     for (int64_t i = 0; i < c->n_panels; i++) {
         const uint8_t *p = c->panels + i * c->panel_bytes;
         const int32_t *side = c->side;
