@@ -203,9 +203,9 @@ static void check_tiles(check_context *c)
 {
     static const int sizes[] = {8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 128, 176, 256, 512};
     static const int rows[] = {1, 2, 3, 4, 5, 6, 7, 9, 12, 17, 31, 70};
-    /* 1e18: scores overflow to infinity, or to NaN within a chain, where the type
-     * can hold it; 1e-20: they underflow */
-    static const float magnitudes[] = {1.0f, 12.0f, 1e-20f, 1e18f};
+    /* 1e-25: products underflow, and scores are zeros of either sign; 1e20: scores
+     * overflow to infinity, or to NaN within a chain */
+    static const float magnitudes[] = {1.0f, 12.0f, 1e-25f, 1e20f};
     /* every size with some rows and all sights; then every number of rows */
     for (int t = 0; t < KVD_KV_COUNT; t++) {
         if (!wanted_type(c, t))
@@ -223,8 +223,6 @@ static void check_tiles(check_context *c)
             for (int ir = 0; ir < 12; ir++) {
                 int d = ir % 2 ? 24 : 64;
                 visibility see = (visibility)((heads + ir) % N_VISIBILITIES);
-                if (heads * rows[ir] > 140)
-                    continue;
                 shape s = {(kvd_kvtype)t, d, rows[ir], heads, see, magnitudes[(heads + ir) % 2], ir % 2};
                 check_tile(c, &s);
             }
@@ -264,6 +262,67 @@ static void check_merge(check_context *c)
             free_states(&st[1], 1, d);
             free_states(&part, 1, d);
         }
+}
+
+/* Attention over several tiles against its definition in double precision: the
+ * softmax of all scores at once, on the stored values. */
+static void check_accuracy(check_context *c, kvd_kvtype t)
+{
+    enum { D = 64, HEADS = 3, TILES = 5, N = TILES * KVD__TILE - 23, BLOCK_BYTES = KVD__BLOCK * D * 4 };
+    int32_t lo = 0, hi;
+    size_t scratch_bytes = kvd__attn_scratch_bytes(D), kv_bytes = (size_t)TILES * KVD__TILE_BLOCKS * BLOCK_BYTES;
+    void *scratch = check_alloc(scratch_bytes, 64);
+    char *block[2] = {check_alloc(kv_bytes, 64), check_alloc(kv_bytes, 64)};
+    float *kv[2] = {check_alloc(N * D * 4, 64), check_alloc(N * D * 4, 64)}, *q = check_alloc(HEADS * D * 4, 64);
+    states st = make_states(HEADS, D);
+    for (int i = 0; i < HEADS * D; i++)
+        q[i] = check_random_float(c, 4);
+    for (int i = 0; i < 2 * N * D; i++)
+        kv[i % 2][i / 2] = check_random_float(c, 2);
+    for (int j = 0; j < N; j++) {
+        size_t at = (size_t)(j / KVD__BLOCK) * BLOCK_BYTES;
+        c->isa->store_k(block[0] + at, t, j % KVD__BLOCK, 1, kv[0] + j * D, D, D);
+        c->isa->store_v(block[1] + at, t, j % KVD__BLOCK, 1, kv[1] + j * D, D, D);
+    }
+    c->isa->round_to(kv[0], t, N * D); /* what was stored */
+    c->isa->round_to(kv[1], t, N * D);
+    for (int i = 0; i < HEADS; i++)
+        st.M[i] = -INFINITY;
+    for (int tile = 0; tile < TILES; tile++) {
+        kvd_attn_tile a = {.kvtype = t, .d_head = D, .scale = 0.125f, .n_rows = 1, .n_heads = HEADS, .q = q,
+                           .ld_q = HEADS * D, .lo = &lo, .hi = &hi};
+        hi = N - tile * KVD__TILE < KVD__TILE ? N - tile * KVD__TILE : KVD__TILE;
+        for (int b = 0; b * KVD__BLOCK < hi; b++) {
+            a.k[b] = block[0] + (size_t)(tile * KVD__TILE_BLOCKS + b) * BLOCK_BYTES;
+            a.v[b] = block[1] + (size_t)(tile * KVD__TILE_BLOCKS + b) * BLOCK_BYTES;
+        }
+        c->isa->attn_tile(&a, st.M, st.L, st.O, scratch);
+    }
+    double worst = 0;
+    for (int h = 0; h < HEADS; h++) {
+        double l = 0, o[D] = {0};
+        for (int j = 0; j < N; j++) {
+            double s = 0;
+            for (int i = 0; i < D; i++)
+                s += (double)q[h * D + i] * (double)kv[0][j * D + i];
+            double e = exp(s * 0.125);
+            l += e;
+            for (int i = 0; i < D; i++)
+                o[i] += e * (double)kv[1][j * D + i];
+        }
+        float got[D];
+        c->isa->attn_finish(got, st.O + h * D, st.L[h], D);
+        for (int i = 0; i < D; i++)
+            worst = fmax(worst, fabs((double)got[i] - o[i] / l));
+    }
+    check_report(c, worst < 1e-5, "%s attn_accuracy %s error %g", c->isa->name, kvtype_names[t], worst);
+    free_states(&st, HEADS, D);
+    check_free(q, HEADS * D * 4, 64);
+    for (int i = 0; i < 2; i++) {
+        check_free(block[i], kv_bytes, 64);
+        check_free(kv[i], N * D * 4, 64);
+    }
+    check_free(scratch, scratch_bytes, 64);
 }
 
 /* ---- speed ------------------------------------------------------------------- */
@@ -340,6 +399,8 @@ void check_attn(check_context *c)
 {
     if (check_wanted(c, "attn_merge"))
         check_merge(c);
+    for (int t = 0; t < KVD_KV_COUNT && check_wanted(c, "attn_accuracy"); t++)
+        check_accuracy(c, (kvd_kvtype)t);
     check_tiles(c);
     if (c->bench)
         bench_attn(c);

@@ -203,6 +203,72 @@ void check_exp_all(check_context *c)
     free_floats(y[1], N);
 }
 
+/* ---- accuracy ----------------------------------------------------------------
+ *
+ * Equality with the reference says nothing of the reference itself: here what the
+ * kernels compute is compared with the definitions, in double precision. */
+
+static void check_activation_accuracy(check_context *c)
+{
+    enum { N = 4096 };
+    float *x = floats(N), *one = floats(N), *y = floats(N);
+    double silu = 0, gelu = 0;
+    for (int i = 0; i < N; i++) {
+        x[i] = check_random_float(c, i % 2 ? 60.0f : 3.0f);
+        one[i] = 1.0f;
+    }
+    c->isa->silu_mul(y, x, one, N);
+    for (int i = 0; i < N; i++) {
+        double v = x[i], want = v / (1 + exp(-v));
+        silu = fmax(silu, fabs(y[i] - want) / (fabs(want) + 1e-30));
+    }
+    c->isa->gelu_mul(y, x, one, N);
+    for (int i = 0; i < N; i++) {
+        double v = x[i], u = sqrt(2 / acos(-1.0)) * (v + 0.044715 * v * v * v), want = v * 0.5 * (1 + tanh(u));
+        gelu = fmax(gelu, fabs(y[i] - want) / fmax(fabs(want), 1e-3)); /* tanh itself cancels at the negative end */
+    }
+    check_report(c, silu < 4 * 0x1p-24, "%s accuracy silu_mul %g", c->isa->name, silu);
+    check_report(c, gelu < 32 * 0x1p-24, "%s accuracy gelu_mul %g", c->isa->name, gelu);
+    free_floats(x, N);
+    free_floats(one, N);
+    free_floats(y, N);
+}
+
+static void check_norm_accuracy(check_context *c)
+{
+    enum { N = 900 };
+    float *x = floats(N), *w = floats(N), *y = floats(N), *cs = floats(64);
+    double sum = 0, norm = 0, rope = 0;
+    fill(c, x, N, KIND_UNIT);
+    fill(c, w, N, KIND_UNIT);
+    for (int i = 0; i < N; i++)
+        sum += (double)x[i] * x[i];
+    c->isa->rmsnorm(y, x, w, 1e-5f, N);
+    for (int i = 0; i < N; i++)
+        norm = fmax(norm, fabs(y[i] - x[i] * w[i] / sqrt(sum / N + (double)1e-5f)));
+    check_report(c, norm < 8 * 0x1p-24, "%s accuracy rmsnorm %g", c->isa->name, norm);
+
+    for (int i = 0; i < 32; i++) {
+        cs[2 * i] = (float)cos(i);
+        cs[2 * i + 1] = (float)sin(i);
+    }
+    memcpy(y, x, N * 4);
+    c->isa->rope(y, 2, 80, 64, cs, false); /* halves: i and i + 32; 64.. stay */
+    for (int h = 0; h < 2; h++)
+        for (int i = 0; i < 80; i++) {
+            const float *p = x + 80 * h;
+            double want = i < 32   ? p[i] * (double)cs[2 * i] - p[i + 32] * (double)cs[2 * i + 1]
+                          : i < 64 ? p[i - 32] * (double)cs[2 * i - 63] + p[i] * (double)cs[2 * i - 64]
+                                   : p[i];
+            rope = fmax(rope, fabs(y[80 * h + i] - want));
+        }
+    check_report(c, rope < 2 * 0x1p-24, "%s accuracy rope %g", c->isa->name, rope);
+    free_floats(x, N);
+    free_floats(w, N);
+    free_floats(y, N);
+    free_floats(cs, 64);
+}
+
 /* ---- rope -------------------------------------------------------------------- */
 
 static void check_rope(check_context *c)
@@ -328,6 +394,10 @@ void check_vec(check_context *c)
 {
     check_ops(c);
     check_exp(c);
+    if (check_wanted(c, "accuracy")) {
+        check_activation_accuracy(c);
+        check_norm_accuracy(c);
+    }
     check_rope(c);
     check_stores(c);
     check_round_to(c);
