@@ -115,6 +115,8 @@ static int begin_reading(struct kvd_model *m, const kvd_span *s, kvd_spill_range
 {
     for (int l = 0; l < m->config.n_layers; l++) {
         int64_t from = kvd__first_seen(&m->config, l, s->n_before) / KVD__BLOCK;
+        if (l == m->config.n_layers - 1 && s->n_logits == 0) /* no row gets to its attention */
+            from = s->disk_blocks;
         ranges[l] = (kvd_spill_range){l, from < s->disk_blocks ? from : s->disk_blocks, s->disk_blocks};
     }
     return kvd__spill_read_begin(s->spill, ranges, m->config.n_layers, err);
