@@ -54,7 +54,8 @@ typedef enum kvd_policy {
 typedef enum kvd_evict_to {
     KVD_EVICT_AUTO,      /* the faster one here */
     KVD_EVICT_RECOMPUTE, /* from the token ids, in the pass */
-    KVD_EVICT_DISK       /* written to a file once, read back in each pass */
+    KVD_EVICT_DISK       /* written to a file once, read back in each pass. A folder that does not serve is
+                            KVD_E_IO before any work; a disk that fails later: recomputed from then on */
 } kvd_evict_to;
 
 /* Rates of this machine for one model and one set of settings, for the planner
@@ -222,7 +223,8 @@ KVD_API int64_t kvd_session_tokens(const kvd_session *s, const int32_t **ids);
  * @param logits  [n_vocab] f32, borrowed from s until the next call on s. May be NULL.
  * @return 0, or with s's tokens and *logits unchanged: KVD_E_RANGE; KVD_E_BUDGET,
  *         then err->need_bytes says how many and err->max_tokens the longest
- *         context that fits; KVD_E_NOMEM, a retry is safe; KVD_E_NUMERIC;
+ *         context that fits (KVD_EVICT_DISK: also when the disk failed and recomputing
+ *         does not fit); KVD_E_IO, see KVD_EVICT_DISK; KVD_E_NOMEM, a retry is safe; KVD_E_NUMERIC;
  *         KVD_E_CANCELLED when the progress callback said so.
  * Memory: charges the KV, stream, layer and checkpoint accounts, never past the
  *         budget.
@@ -242,7 +244,8 @@ KVD_API int kvd_session_feed_all(kvd_session *s, const int32_t *ids, int64_t n, 
 /* Forget all tokens from position n_tokens on (0..current). */
 KVD_API int kvd_session_rewind(kvd_session *s, int64_t n_tokens, kvd_error *err);
 
-/* Drop all K and V; the next feed rebuilds what it needs. The tokens stay. */
+/* Drop all K and V, in memory and on disk; the next feed rebuilds what it needs. The
+ * tokens stay. */
 KVD_API void kvd_session_park(kvd_session *s);
 
 /* Progress of a pass: rows x layers done of all; recomputed says how many of the
