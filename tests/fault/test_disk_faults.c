@@ -269,7 +269,7 @@ static void every_call_fails(void **state)
     rig r = make_rig("llama");
     for (int i = 0; i < N_FAULTS * 4; i++) {
         bool roomy = i % 2, forever = i / 2 % 2, more = true;
-        for (int64_t n = 1; more && (!forever || n < 32); n = n * 2 + 1) {
+        for (int64_t n = 1; more && (!forever || n < 32); n += 1 + n / 2) {
             char what[120];
             injector in = {.f = faults[i / 4], .first = n, .last = forever ? INT64_MAX : n};
             snprintf(what, sizeof what, "%s, way %d, errno %d, %s time %lld%s", call_names[in.f.call], in.f.way, in.f.error,
