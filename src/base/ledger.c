@@ -272,3 +272,20 @@ char *kvd__strndup(kvd_ledger *l, kvd_account a, const char *s, size_t n, kvd_er
         memcpy(p, s, n);
     return p;
 }
+
+void *kvd__map(kvd_ledger *l, kvd_account a, size_t bytes, kvd_error *err)
+{
+    if (reserve(l, a, 0, err)) /* for fault injection */
+        return NULL;
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p != MAP_FAILED)
+        return p;
+    kvd__fail(err, KVD_E_NOMEM, "out of memory: %zu bytes for %s", bytes, accounts[a].name);
+    return NULL;
+}
+
+void kvd__unmap(void *p, size_t bytes) { munmap(p, bytes); }
+
+int kvd__charge(kvd_ledger *l, kvd_account a, int64_t bytes, kvd_error *err) { return reserve(l, a, bytes, err); }
+
+void kvd__uncharge(kvd_ledger *l, kvd_account a, int64_t bytes) { release(l, a, bytes); }

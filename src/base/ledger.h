@@ -90,6 +90,14 @@ void *kvd__realloc(kvd_ledger *l, kvd_account a, void *p, size_t bytes, kvd_erro
 /* NULL is allowed. */
 void kvd__free(void *p);
 
+/* Address space, for a caller that counts by hand what it uses of it: zeroed pages
+ * that exist from their first touch on. 4096-byte aligned; NULL with err set. */
+void *kvd__map(kvd_ledger *l, kvd_account a, size_t bytes, kvd_error *err);
+void kvd__unmap(void *p, size_t bytes);
+/* Count bytes of a mapping, and no more. Charging may be refused (KVD_E_BUDGET). */
+int kvd__charge(kvd_ledger *l, kvd_account a, int64_t bytes, kvd_error *err);
+void kvd__uncharge(kvd_ledger *l, kvd_account a, int64_t bytes);
+
 /* Copy of a string of n bytes, terminated. */
 char *kvd__strndup(kvd_ledger *l, kvd_account a, const char *s, size_t n, kvd_error *err);
 

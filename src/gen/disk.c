@@ -137,6 +137,8 @@ static int make_ready(kvd_session *s, const kvd_limits *lim, int64_t total, kvd_
      * is the newest ones that make room, and are made again. */
     while (kvd__ledger_room(s->m->ledger) < bytes && s->kv->end > s->kv->start)
         kvd__kv_truncate(s->kv, (s->kv->end - 1) / KVD__BLOCK * KVD__BLOCK);
+    if (!s->disk_block && !(s->disk_block = kvd__alloc(s->m->ledger, KVD_ACC_COMPUTE, (size_t)s->kv->block_bytes, err)))
+        return KVD_E_NOMEM;
     int rc = kvd__spill_create(&s->spill, &s->shape, &o, s->m->ledger, err);
     if (!rc) {
         s->spill_tokens = o.max_blocks * KVD__BLOCK;
@@ -157,9 +159,18 @@ int kvd__disk_next(kvd_session *s, const kvd_limits *lim, int64_t total, kvd_pas
     return kvd__disk_plan(&s->shape, &left, from, start, total - from, plan, err);
 }
 
+/* A layer's block in one piece: as the file and the layer scratch have it. */
 static const char *get_block(void *ctx, int layer, int64_t block)
 {
-    return kvd__kv_block(ctx, layer, block);
+    kvd_session *s = ctx;
+    size_t half = (size_t)s->kv->head_bytes / 2;
+    for (int head = 0; head < s->shape.n_kv_heads; head++) {
+        char *k, *v, *to = s->disk_block + head * s->kv->head_bytes;
+        kvd__kv_find(s->kv, layer, block, head, &k, &v);
+        memcpy(to, k, half);
+        memcpy(to + half, v, half);
+    }
+    return s->disk_block;
 }
 
 int kvd__disk_write(kvd_session *s, const kvd_pass_plan *plan, kvd_error *err)
@@ -171,7 +182,7 @@ int kvd__disk_write(kvd_session *s, const kvd_pass_plan *plan, kvd_error *err)
     for (int l = 0; l < s->shape.n_layers; l++) {
         /* What left a local layer's window is read by nobody any more. */
         int64_t first = s->shape.local[l] && local > from ? local : from;
-        int rc = first < to ? kvd__spill_write_layer(s->spill, l, first, to, get_block, kv, err) : 0;
+        int rc = first < to ? kvd__spill_write_layer(s->spill, l, first, to, get_block, s, err) : 0;
         if (rc)
             return rc;
     }

@@ -83,6 +83,7 @@ void kvd_session_free(kvd_session **ps)
         return;
     kvd__disk_drop(s);
     kvd__kv_destroy(&s->kv);
+    kvd__free(s->disk_block);
     kvd__free(s->spill_dir);
     kvd__free(s->ids);
     kvd__free(s->logits);

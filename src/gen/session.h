@@ -32,6 +32,7 @@ struct kvd_session {
     kvd_evict_to evict_to;   /* what was chosen, if AUTO was asked for */
     char *spill_dir;         /* owned */
     kvd_spill *spill;        /* NULL: not (yet) in use */
+    char *disk_block;        /* a block on its way to it */
     int64_t spill_tokens;    /* it has room for so many */
     int64_t spill_bytes;     /* context memory of its buffers */
     const kvd_spill_ops *spill_ops; /* for tests to stand in between; NULL: the system's */

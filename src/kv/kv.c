@@ -14,6 +14,8 @@ int kvd__kv_create(kvd_kv **out, const kvd_kv_shape *s, kvd_ledger *l, kvd_error
     kv->shape = *s;
     kv->ledger = l;
     kv->block_bytes = kvd__kv_block_bytes(s);
+    kv->head_bytes = kv->block_bytes / s->n_kv_heads;
+    kv->extent_blocks = l->budget_bytes / (kv->block_bytes * s->n_layers) >= KVD__EXTENT_COLUMNS ? KVD__TILE_BLOCKS : 1;
     int32_t n[2] = {0, 0};
     for (int i = 0; i < s->n_layers; i++)
         kv->index[i] = n[s->local[i]]++;
@@ -33,22 +35,65 @@ void kvd__kv_destroy(kvd_kv **pkv)
     kvd__free(kv);
 }
 
+static int64_t column_bytes(const kvd_kv *kv, int kind)
+{
+    return kv->block_bytes * kvd__kv_layers(&kv->shape, kind == 1);
+}
+
+/* Where the mapping begins that block b shares, or NULL. */
+static char *extent_of(const kvd_kv *kv, int kind, int64_t b)
+{
+    int64_t first = b / kv->extent_blocks * kv->extent_blocks;
+    for (int64_t i = first; i < first + kv->extent_blocks && i < kv->n_slots; i++)
+        if (kv->column[kind][i])
+            return kv->column[kind][i] - (i - first) * (kv->head_bytes / 2);
+    return NULL;
+}
+
+/* Drop one column that is there. The last one of an extent takes it along. */
+static void drop_column(kvd_kv *kv, int kind, int64_t b)
+{
+    char *c = kv->column[kind][b], *extent = extent_of(kv, kind, b);
+    kv->column[kind][b] = NULL;
+    if (kv->extent_blocks == 1) {
+        kvd__free(c);
+        return;
+    }
+    kvd__uncharge(kv->ledger, KVD_ACC_KV, column_bytes(kv, kind));
+    if (!extent_of(kv, kind, b))
+        kvd__unmap(extent, (size_t)(kv->extent_blocks * column_bytes(kv, kind)));
+}
+
 static void drop(kvd_kv *kv, int kind, int64_t from, int64_t to)
 {
-    if (!kv->column[kind])
-        return;
-    for (int64_t b = from; b < to && b < kv->n_slots; b++) {
-        kvd__free(kv->column[kind][b]);
-        kv->column[kind][b] = NULL;
+    for (int64_t b = from; kv->column[kind] && b < to && b < kv->n_slots; b++)
+        if (kv->column[kind][b])
+            drop_column(kv, kind, b);
+}
+
+static int keep_column(kvd_kv *kv, int kind, int64_t b, kvd_error *err)
+{
+    int64_t bytes = column_bytes(kv, kind);
+    if (kv->extent_blocks == 1) {
+        kv->column[kind][b] = kvd__alloc(kv->ledger, KVD_ACC_KV, (size_t)bytes, err);
+        return kv->column[kind][b] ? 0 : err->code;
     }
+    char *extent = extent_of(kv, kind, b);
+    if (kvd__charge(kv->ledger, KVD_ACC_KV, bytes, err))
+        return err->code;
+    if (!extent && !(extent = kvd__map(kv->ledger, KVD_ACC_KV, (size_t)(kv->extent_blocks * bytes), err))) {
+        kvd__uncharge(kv->ledger, KVD_ACC_KV, bytes);
+        return err->code;
+    }
+    kv->column[kind][b] = extent + b % kv->extent_blocks * (kv->head_bytes / 2);
+    return 0;
 }
 
 static int keep(kvd_kv *kv, int kind, int64_t from, int64_t to, kvd_error *err)
 {
-    size_t bytes = (size_t)(kv->block_bytes * kvd__kv_layers(&kv->shape, kind == 1));
-    for (int64_t b = from; b < to && bytes; b++)
-        if (!kv->column[kind][b] && !(kv->column[kind][b] = kvd__alloc(kv->ledger, KVD_ACC_KV, bytes, err)))
-            return err ? err->code : KVD_E_NOMEM;
+    for (int64_t b = from; b < to && kvd__kv_layers(&kv->shape, kind == 1); b++)
+        if (!kv->column[kind][b] && keep_column(kv, kind, b, err))
+            return err->code;
     return 0;
 }
 
@@ -172,7 +217,7 @@ int64_t kvd__kv_context_bytes(const kvd_kv *kv)
     for (int kind = 0; kind < 2; kind++) {
         if (!kv->column[kind])
             continue;
-        int64_t column = kv->block_bytes * kvd__kv_layers(&kv->shape, kind == 1);
+        int64_t column = column_bytes(kv, kind);
         bytes += kv->n_slots * (int64_t)sizeof *kv->column[kind];
         for (int64_t b = 0; b < kv->n_slots; b++)
             bytes += kv->column[kind][b] ? column : 0;

@@ -90,10 +90,16 @@ int64_t kvd__first_seen(const kvd_config *c, int layer, int64_t pos)
 static void find_block(const kvd_worker *w, const kvd_kv *kv, int layer, int64_t block, int head, const void **k, const void **v)
 {
     const kvd_spill_segment *seg = &w->run->segment;
-    int64_t i = block - seg->from_block, bytes = kv->block_bytes / 2;
-    const char *p = i >= 0 && i < seg->n_blocks ? seg->blocks + i * seg->stride_bytes : kvd__kv_block(kv, layer, block);
-    *k = p + head * (bytes / kv->shape.n_kv_heads);
-    *v = p + bytes + head * (bytes / kv->shape.n_kv_heads);
+    int64_t i = block - seg->from_block;
+    char *pk, *pv;
+    if (i >= 0 && i < seg->n_blocks) {
+        *k = seg->blocks + i * seg->stride_bytes + head * kv->head_bytes;
+        *v = (const char *)*k + kv->head_bytes / 2;
+        return;
+    }
+    kvd__kv_find(kv, layer, block, head, &pk, &pv);
+    *k = pk;
+    *v = pv;
 }
 
 /* Describe tile `tile` of a KV head for rows at pos[0..n) (ascending): which of
