@@ -19,7 +19,7 @@ typedef struct {
     bool stats, quit;
     bool begun, failed; /* the answer: something came; standard output takes no more */
     char last;          /* byte of the answer */
-    bool have_cost;
+    bool have_cost, told_disk;
     talk_cost cost;     /* of the last answer */
 } chat;
 
@@ -56,18 +56,23 @@ static void print_stats(const chat *k)
     const talk_cost *c = &k->cost;
     kvd_session_stats st;
     kvd_session_get_stats(talk_session(k->talk), &st);
-    fprintf(stderr, "kvd: %lld tokens, %.1f/s; prompt %lld new + %lld kept, %.1f/s; %lld resident, %lld evicted, %lld recomputed\n",
+    fprintf(stderr, "kvd: %lld tokens, %.1f/s; prompt %lld new + %lld kept, %.1f/s; %lld resident, %lld evicted%s, %lld recomputed\n",
             (long long)c->answer_tokens, rate(c->answer_tokens - 1, c->decode_s), (long long)c->new_tokens,
             (long long)c->kept_tokens, rate(c->new_tokens, c->prefill_s), (long long)st.resident_tokens,
-            (long long)st.evicted_tokens, (long long)c->recomputed_tokens);
+            (long long)st.evicted_tokens, strcmp(st.tier, "disk") ? "" : " to disk", (long long)c->recomputed_tokens);
 }
 
 /* What of the answer a reader should know and can not see. */
-static void print_end(const chat *k)
+static void print_end(chat *k)
 {
     const talk_cost *c = &k->cost;
+    kvd_session_stats st;
     if (k->c.quiet)
         return;
+    kvd_session_get_stats(talk_session(k->talk), &st);
+    if (st.disk_error && !k->told_disk)
+        fprintf(stderr, "kvd: the disk tier was given up, recomputing instead: %s\n", st.disk_error);
+    k->told_disk = st.disk_error != NULL;
     if (c->cancelled)
         fputs("kvd: cancelled; the message is not part of the conversation\n", stderr);
     else if (c->context_full)

@@ -20,7 +20,7 @@ import termios
 import harness as h
 
 F_SETPIPE_SZ = 1031
-STATS = re.compile(r"kvd: (\d+) tokens, \S+/s; prompt (\d+) new \+ (\d+) kept, \S+/s; (\d+) resident, (\d+) evicted, (\d+) recomputed")
+STATS = re.compile(r"kvd: (\d+) tokens, \S+/s; prompt (\d+) new \+ (\d+) kept, \S+/s; (\d+) resident, (\d+) evicted(?: to disk)?, (\d+) recomputed")
 MESSAGES = ["hello", "how are you?", "and what else is there to say", "ok", "tell me more"]
 
 
