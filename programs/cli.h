@@ -31,10 +31,10 @@ enum {
     OPT_TEXT = 1 << 8,     /* --no-bos --special */
     OPT_EVAL = 1 << 9,     /* --chunks */
     OPT_VERIFY = 1 << 10,  /* --quick --full --inject */
-    OPT_PLAN = 1 << 13,    /* --context -n -o */
     OPT_BENCH = 1 << 11,   /* -p -n -d -r as lists of numbers, --profile */
     OPT_RAW = 1 << 12,     /* --raw */
     OPT_CHAT = 1 << 13,    /* --stats */
+    OPT_PLAN = 1 << 14,    /* --context -n -o */
 };
 
 typedef struct cli {

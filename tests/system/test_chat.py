@@ -302,8 +302,9 @@ def no_think_is_for_those_who_think():
 
 
 @h.test
-def raw_does_not_go_with_chat():
-    h.refused(h.USAGE, "chat", "-m", h.tiny(), "--raw", names=("--raw",))
+def options_of_other_commands_are_refused():
+    for option in (["--raw"], ["-p", "x"], ["--json"], ["--context", "10"], ["--quick"]):
+        h.refused(h.USAGE, "chat", "-m", h.tiny(), *option, names=(option[0],))
 
 
 # ---- signals ---------------------------------------------------------------------
