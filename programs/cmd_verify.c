@@ -111,8 +111,11 @@ static int prepare(verify *v)
     json_object_set_new(v->out, "cpu", json_string(v->info.isa));
     json_object_set_new(v->out, "threads", json_integer(v->info.n_threads));
     json_object_set_new(v->out, "chunk", json_integer(v->loaded.chunk_tokens));
-    verify_say(v, "%s (%s), fingerprint %s\n%s, %d threads, chunks of %d%s\n\n", *v->info.name ? v->info.name : v->c->model,
-               v->info.architecture, v->info.fingerprint, v->info.isa, v->info.n_threads, v->loaded.chunk_tokens,
+    const char *name = *v->info.name ? v->info.name : v->c->model;
+    if (!v->c->json)
+        cli_put_text(stdout, name, strlen(name)); /* a file may call itself anything */
+    verify_say(v, " (%s), fingerprint %s\n%s, %d threads, chunks of %d%s\n\n", v->info.architecture,
+               v->info.fingerprint, v->info.isa, v->info.n_threads, v->loaded.chunk_tokens,
                v->c->inject_layer >= 0 ? ", WITH AN INJECTED FAULT" : "");
     return verify_prompt(v->m, v->n_ids, &v->ids);
 }
@@ -121,7 +124,10 @@ static int prepare(verify *v)
 static int conclude(verify *v, int code)
 {
     double s = cli_seconds() - v->begun;
-    const char *verdict = code == EXIT_INTERRUPTED ? "interrupted" : v->mismatches ? "fail" : v->matches ? "pass" : "numeric error";
+    const char *verdict = code == EXIT_INTERRUPTED ? "interrupted"
+                          : v->mismatches          ? "fail"
+                          : v->matches             ? "pass"
+                                                   : "numeric error";
     if (code && code != EXIT_INTERRUPTED)
         return code;
     if (!code)

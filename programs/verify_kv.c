@@ -303,23 +303,54 @@ static void say_heading(const verify *v)
                   "   Largest difference over all positions, heads and layers; Ln names the layer.\n"
                   "   %lld layers", (long long)v->info.n_layers);
     if (v->info.window_tokens)
-        verify_say(v, ", %lld of them local with a window of %lld", (long long)v->info.n_local_layers, (long long)v->info.window_tokens);
+        verify_say(v, ", %lld of them local with a window of %lld", (long long)v->info.n_local_layers,
+                   (long long)v->info.window_tokens);
     verify_say(v, "\n\n   %-9s %6s %23s  %23s  dropped,\n", "", "", "KV as f16       ", "KV as f32       ");
     verify_say(v, "   %-9s %6s %11s %11s  %11s %11s  rebuilt\n", "stream", "tokens", "|dK|", "|dV|", "|dK|", "|dV|");
+}
+
+static void say_cells(const verify *v, const char *name, int64_t n, const char *const cells[2 * N_KV], const char *note)
+{
+    verify_say(v, "   %-9s %6lld %11s %11s  %11s %11s%s%s\n", name, (long long)n, cells[0], cells[1], cells[2],
+               cells[3], *note ? "  " : "", note);
 }
 
 static void say_layers(const verify *v, const measure x[N_KV])
 {
     char b[4][32];
-    for (int l = 0; l < v->info.n_layers; l++)
-        verify_say(v, "   %-9s %6d %11s %11s  %11s %11s\n", "  layer", l, cell(x[0].layers[l].dk, l, b[0]),
-                   cell(x[0].layers[l].dv, l, b[1]), cell(x[1].layers[l].dk, l, b[2]), cell(x[1].layers[l].dv, l, b[3]));
+    for (int l = 0; l < v->info.n_layers; l++) {
+        const layer_error *e = &x[0].layers[l], *f = &x[1].layers[l];
+        const char *cells[] = {cell(e->dk, l, b[0]), cell(e->dv, l, b[1]), cell(f->dk, l, b[2]), cell(f->dv, l, b[3])};
+        say_cells(v, "  layer", l, cells, "");
+    }
+}
+
+/* What is to be said of a line beside its numbers. */
+static const char *note(int stream, const measure x[N_KV], char *buf, size_t size)
+{
+    if (stream == STREAM_CAST)
+        return "not exact: a rounded copy";
+    for (int i = 0; i < N_KV; i++)
+        if (x[i].numeric)
+            return x[i].message;
+    const char *rebuilt = x[0].n_rebuilt_differ || x[1].n_rebuilt_differ ? "OTHER BITS" : "same bits";
+    for (int i = 0; i < N_KV; i++)
+        if (x[i].n_differ) {
+            snprintf(buf, size, "%s  DIFFERS: layer %d, position %lld", rebuilt, x[i].first_layer,
+                     (long long)x[i].first_pos);
+            return buf;
+        }
+    return rebuilt;
 }
 
 static void say_row(const verify *v, int stream, int64_t T, const measure x[N_KV])
 {
-    char b[4][32], verdict[96] = "not exact: a rounded copy";
-    const char *cells[4];
+    char b[4][32], text[96];
+    const char *cells[2 * N_KV];
+    if (x[0].numeric && x[1].numeric) {
+        verify_say(v, "   %-9s %6lld   numeric error: %s\n", stream_names[stream], (long long)T, x[0].message);
+        return;
+    }
     for (int i = 0; i < N_KV; i++) {
         layer_error e;
         int kl, vl;
@@ -327,20 +358,8 @@ static void say_row(const verify *v, int stream, int64_t T, const measure x[N_KV
         cells[2 * i] = x[i].numeric ? "numeric" : cell(e.dk, kl, b[2 * i]);
         cells[2 * i + 1] = x[i].numeric ? "error" : cell(e.dv, vl, b[2 * i + 1]);
     }
-    if (stream != STREAM_CAST) {
-        int64_t rebuilt = x[0].n_rebuilt_differ + x[1].n_rebuilt_differ;
-        snprintf(verdict, sizeof verdict, "%s", rebuilt ? "OTHER BITS" : x[0].rebuilt || x[1].rebuilt ? "same bits" : "");
-        for (int i = N_KV - 1; i >= 0; i--)
-            if (x[i].n_differ)
-                snprintf(verdict, sizeof verdict, "%s  DIFFERS: layer %d, position %lld", rebuilt ? "OTHER BITS" : "same bits",
-                         x[i].first_layer, (long long)x[i].first_pos);
-    }
-    if (x[0].numeric && x[1].numeric)
-        verify_say(v, "   %-9s %6lld   numeric error: %s\n", stream_names[stream], (long long)T, x[0].message);
-    else
-        verify_say(v, "   %-9s %6lld %11s %11s  %11s %11s  %s\n", stream_names[stream], (long long)T, cells[0], cells[1], cells[2],
-                   cells[3], verdict);
-    if (v->c->full && !(x[0].numeric && x[1].numeric))
+    say_cells(v, stream_names[stream], T, cells, note(stream, x, text, sizeof text));
+    if (v->c->full)
         say_layers(v, x);
 }
 
@@ -361,8 +380,9 @@ static json_t *row_json(const verify *v, int stream, kvd_float_type kv, int64_t 
     json_object_set_new(o, "max_dv", json_real(e.dv));
     json_object_set_new(o, "max_dv_layer", json_integer(vl));
     if (x->n_differ)
-        json_object_set_new(o, "differing", json_pack("{s:I, s:i, s:I}", "layer_positions", (json_int_t)x->n_differ,
-                                                      "first_layer", x->first_layer, "first_position", (json_int_t)x->first_pos));
+        json_object_set_new(o, "differing",
+                            json_pack("{s:I, s:i, s:I}", "layer_positions", (json_int_t)x->n_differ, "first_layer",
+                                      x->first_layer, "first_position", (json_int_t)x->first_pos));
     if (x->rebuilt)
         json_object_set_new(o, "rebuilt_equal", json_boolean(x->n_rebuilt_differ == 0));
     json_t *a = json_array();
@@ -416,7 +436,8 @@ int verify_reconstruction(verify *v)
                 x[0][kv] = (measure){.layers = own};
                 verify_progress(v, "1 of 3: stream %s, %lld tokens, KV as %s", stream_names[stream], (long long)list[i],
                                 verify_type_name(kv_types[kv]));
-                code = measure_one(v, streams[stream], kv_types[kv], list[i], &x[0][kv], stream == 0 ? &x[1 + i][kv] : NULL);
+                measure *cast = stream == 0 ? &x[1 + i][kv] : NULL;
+                code = measure_one(v, streams[stream], kv_types[kv], list[i], &x[0][kv], cast);
             }
             if (!code)
                 report(v, rows, stream, list[i], x[0]);
@@ -424,8 +445,8 @@ int verify_reconstruction(verify *v)
     for (int i = 0; !code && i < n; i++)
         report(v, rows, STREAM_CAST, list[i], x[1 + i]);
     if (!code)
-        verify_say(v, "\n   bf16 cast: an f32 stream of which bf16 copies are kept. It shows why a checkpoint must hold the stream's\n"
-                      "   own bits; it is neither match nor mismatch.\n");
+        verify_say(v, "\n   bf16 cast: an f32 stream of which bf16 copies are kept. It shows why a checkpoint must\n"
+                      "   hold the stream's own bits; it is neither match nor mismatch.\n");
     free(errors);
     return code;
 }

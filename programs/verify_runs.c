@@ -94,8 +94,8 @@ static void greedy_report(verify *v, const greedy *g, const kvd_error *err, int 
     verify_say(v, "   tokens that agree          %lld of %lld%s\n   logits equal in every bit  %lld of %lld%s\n",
                (long long)g->same_tokens, (long long)g->n_tokens, g->same_tokens == g->n_tokens ? "" : "  DIFFERS",
                (long long)g->same_logits, (long long)g->n_tokens, g->same_logits == g->n_tokens ? "" : "  DIFFERS");
-    verify_say(v, "   time                       %.2f s cached, %.2f s from scratch (%.1fx)\n", g->cached_s, g->scratch_s,
-               g->cached_s > 0 ? g->scratch_s / g->cached_s : 0);
+    verify_say(v, "   time                       %.2f s cached, %.2f s from scratch (%.1fx)\n", g->cached_s,
+               g->scratch_s, g->cached_s > 0 ? g->scratch_s / g->cached_s : 0);
 }
 
 int verify_generation(verify *v)
@@ -214,14 +214,18 @@ static int generate(verify *v, const group *g, int column, int64_t keep, int64_t
 
 static json_t *run_json(const verify *v, int column, int64_t keep, int64_t budget, const kvd_session_stats *st)
 {
-    json_t *o = json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:I}", "kv_type", verify_type_name(columns[column].kv), "stream",
-                          verify_type_name(columns[column].stream), "policy", keep == KEEP_ALL ? "full" : "kv-direct", "cpu",
-                          v->info.isa, "threads", v->info.n_threads, "chunk", v->loaded.chunk_tokens, "recomputed_tokens",
-                          (json_int_t)st->recomputed_tokens);
+    json_t *o = json_object();
+    json_object_set_new(o, "kv_type", json_string(verify_type_name(columns[column].kv)));
+    json_object_set_new(o, "stream", json_string(verify_type_name(columns[column].stream)));
+    json_object_set_new(o, "policy", json_string(keep == KEEP_ALL ? "full" : "kv-direct"));
     if (keep >= 0)
         json_object_set_new(o, "kv_tokens", json_integer(keep));
     if (budget)
         json_object_set_new(o, "budget_bytes", json_integer(budget));
+    json_object_set_new(o, "cpu", json_string(v->info.isa));
+    json_object_set_new(o, "threads", json_integer(v->info.n_threads));
+    json_object_set_new(o, "chunk", json_integer(v->loaded.chunk_tokens));
+    json_object_set_new(o, "recomputed_tokens", json_integer(st->recomputed_tokens));
     return o;
 }
 
@@ -308,8 +312,8 @@ static int try_group(verify *v, group *g, json_t *list)
     json_object_set_new(o, "receipts", receipts);
     json_object_set_new(o, "runs", g->runs);
     json_array_append_new(list, o);
-    verify_say(v, "\n   %lld tokens of prompt, %lld new ones\n   %-38s %8s", (long long)g->n_prompt, (long long)g->n_new,
-               "settings", "rebuilt*");
+    verify_say(v, "\n   %lld tokens of prompt, %lld new ones\n   %-38s %8s", (long long)g->n_prompt,
+               (long long)g->n_new, "settings", "rebuilt*");
     for (int c = 0; c < g->n_columns; c++)
         verify_say(v, "  %13s", columns[c].name);
     verify_say(v, "\n");
@@ -467,7 +471,8 @@ static void plan_product(const verify *v, group *g)
                     return;
                 memcpy(r->keep, budgets, sizeof budgets);
                 r->n_keep = N_BUDGETS;
-                snprintf(r->label, sizeof r->label, "--cpu %s --threads %d --chunk %d", isa_name(list[i]), threads[t], chunks[c]);
+                snprintf(r->label, sizeof r->label, "--cpu %s --threads %d --chunk %d", isa_name(list[i]), threads[t],
+                         chunks[c]);
             }
 }
 
