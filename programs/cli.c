@@ -14,7 +14,7 @@ enum {
     LONG_ACTIVATIONS, LONG_TEMP, LONG_TOP_K, LONG_TOP_P, LONG_MIN_P, LONG_REPEAT, LONG_PRESENCE, LONG_FREQUENCY,
     LONG_BIAS, LONG_SEED, LONG_STOP, LONG_IGNORE_EOS, LONG_RAW, LONG_SYSTEM, LONG_TEMPLATE, LONG_JSON, LONG_RECEIPT,
     LONG_QUIET, LONG_NO_BOS, LONG_SPECIAL, LONG_CHUNKS, LONG_QUICK, LONG_FULL, LONG_INJECT, LONG_NO_THINK,
-    LONG_STATS, LONG_PROFILE, LONG_EVICT_TO, LONG_SPILL_DIR, LONG_CONTEXT, LONG_RECALIBRATE, LONG_HELP
+    LONG_STATS, LONG_PROFILE, LONG_EVICT_TO, LONG_SPILL_DIR, LONG_CONTEXT, LONG_RECALIBRATE, LONG_ROPE, LONG_HELP
 };
 
 typedef struct {
@@ -65,6 +65,7 @@ static const option_row rows[] = {
     {"chunks", LONG_CHUNKS, true, OPT_EVAL, "N", "the first N chunks of 512 tokens; all"},
     {"quick", LONG_QUICK, false, OPT_VERIFY, NULL, "fewer lengths and combinations"},
     {"full", LONG_FULL, false, OPT_VERIFY, NULL, "more combinations"},
+    {"rope", LONG_ROPE, true, OPT_VERIFY, "HOW", "absolute; window-relative also shows the paper's Eq. 16 on sliding layers"},
     {"inject", LONG_INJECT, true, OPT_VERIFY, "LAYER:POS", "test builds: disturb one value by one ulp"},
     {"p", 'p', true, OPT_BENCH, "LIST", "prompt lengths, e.g. 128,512; 512; 0: none"},
     {"n", 'n', true, OPT_BENCH, "LIST", "decode lengths; 64; 0: none"},
@@ -305,6 +306,7 @@ static bool apply(cli *c, int value, const char *a)
     case LONG_SPECIAL: return c->special = c->go.special = true;
     case LONG_QUICK: return c->quick = true;
     case LONG_FULL: return c->full = true;
+    case LONG_ROPE: return (c->window_relative = !strcmp(a, "window-relative")) || !strcmp(a, "absolute");
     case LONG_PROFILE: return c->profile = true;
     case LONG_RECALIBRATE: return c->recalibrate = true;
     case LONG_CONTEXT: return integer(a, 1, INT64_MAX / 4, &c->context);

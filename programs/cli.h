@@ -30,7 +30,7 @@ enum {
     OPT_OUTPUT = 1 << 7,   /* --receipt --quiet */
     OPT_TEXT = 1 << 8,     /* --no-bos --special */
     OPT_EVAL = 1 << 9,     /* --chunks */
-    OPT_VERIFY = 1 << 10,  /* --quick --full --inject */
+    OPT_VERIFY = 1 << 10,  /* --quick --full --inject --rope */
     OPT_BENCH = 1 << 11,   /* -p -n -d -r as lists of numbers, --profile */
     OPT_RAW = 1 << 12,     /* --raw */
     OPT_CHAT = 1 << 13,    /* --stats */
@@ -50,6 +50,7 @@ typedef struct cli {
     const char *output;   /* -o */
     bool new_given;       /* -n was */
     bool recalibrate;
+    bool window_relative; /* of verify: --rope window-relative */
     int64_t repetitions;
     bool profile;
     int inject_layer;

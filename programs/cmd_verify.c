@@ -164,6 +164,8 @@ int cmd_verify(int argc, char **argv)
     cli_catch_interrupt();
     code = prepare(&v);
     code = code ? code : verify_reconstruction(&v);
+    if (c.window_relative)
+        code = code ? code : verify_rope(&v);
     code = code ? code : verify_generation(&v);
     code = code ? code : verify_receipts(&v);
     code = conclude(&v, code);

@@ -24,6 +24,7 @@ typedef struct verify {
 int verify_reconstruction(verify *v);
 int verify_generation(verify *v);
 int verify_receipts(verify *v);
+int verify_rope(verify *v); /* only with --rope window-relative */
 
 /* Positions that verify_reconstruction will look at: 0 .. result - 1. */
 int64_t verify_positions(const verify *v);

@@ -141,6 +141,9 @@ KVD_API void kvd_model_free(kvd_model **m);
 /* Strings inside are borrowed from m. */
 KVD_API void kvd_model_get_info(const kvd_model *m, kvd_model_info *info);
 
+/* Does layer (0 .. n_layers - 1) attend to a sliding window only? */
+KVD_API bool kvd_model_layer_is_local(const kvd_model *m, int layer);
+
 /* Time spent in each stage of the passes since profiling was switched on, i from
  * 0; false when there are no more. Switching it on sets the sums to zero. */
 KVD_API void kvd_model_set_profile(kvd_model *m, bool on);

@@ -95,6 +95,11 @@ bool kvd_model_format_share(const kvd_model *m, int i, const char **type, int64_
     return false;
 }
 
+bool kvd_model_layer_is_local(const kvd_model *m, int layer)
+{
+    return layer >= 0 && layer < m->config.n_layers && m->config.local[layer];
+}
+
 void kvd_model_set_profile(kvd_model *m, bool on)
 {
     m->profile = on;
