@@ -21,7 +21,12 @@ struct kvd_pool {
     void *ctx;
     _Alignas(64) _Atomic int arrived;
     _Alignas(64) _Atomic unsigned phase;
+    _Atomic int sleepers; /* at the barrier */
+    pthread_mutex_t barrier_lock;
+    pthread_cond_t barrier_wake;
 };
+
+enum { SPINS = 4000, YIELDS = 4 };
 
 typedef struct {
     kvd_pool *pool;
@@ -37,23 +42,45 @@ static inline void relax(void)
 #endif
 }
 
+/* Wait until the phase is not `phase` any more. On a calm machine the others are
+ * there within the spins. On a busy one a thread that is waited for may have lost
+ * its CPU: yielding gives it no precedence, and each barrier would cost a turn of
+ * all processes; a sleeper is woken at once, so whoever waits long goes to sleep. */
+static void wait_phase(kvd_pool *p, unsigned phase)
+{
+    for (int i = 0; i < p->spins + YIELDS; i++) {
+        if (atomic_load_explicit(&p->phase, memory_order_acquire) != phase)
+            return;
+        if (i < p->spins)
+            relax();
+        else
+            sched_yield();
+    }
+    pthread_mutex_lock(&p->barrier_lock);
+    atomic_fetch_add(&p->sleepers, 1);
+    while (atomic_load(&p->phase) == phase)
+        pthread_cond_wait(&p->barrier_wake, &p->barrier_lock);
+    atomic_fetch_sub(&p->sleepers, 1);
+    pthread_mutex_unlock(&p->barrier_lock);
+}
+
 void kvd__pool_barrier(kvd_pool *p)
 {
     if (p->n_threads == 1)
         return;
     unsigned phase = atomic_load_explicit(&p->phase, memory_order_relaxed);
-    if (atomic_fetch_add_explicit(&p->arrived, 1, memory_order_acq_rel) == p->n_threads - 1) {
-        atomic_store_explicit(&p->arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&p->phase, phase + 1, memory_order_release);
+    if (atomic_fetch_add_explicit(&p->arrived, 1, memory_order_acq_rel) != p->n_threads - 1) {
+        wait_phase(p, phase);
         return;
     }
-    int spin = p->spins;
-    while (atomic_load_explicit(&p->phase, memory_order_acquire) == phase) {
-        if (spin > 0) {
-            spin--;
-            relax();
-        } else
-            sched_yield();
+    atomic_store_explicit(&p->arrived, 0, memory_order_relaxed);
+    /* Phase before sleepers here, sleepers before phase there, both sequentially
+     * consistent: either we see the sleeper or it sees the new phase. */
+    atomic_store(&p->phase, phase + 1);
+    if (atomic_load(&p->sleepers)) {
+        pthread_mutex_lock(&p->barrier_lock);
+        pthread_cond_broadcast(&p->barrier_wake);
+        pthread_mutex_unlock(&p->barrier_lock);
     }
 }
 
@@ -93,9 +120,11 @@ int kvd__pool_create(kvd_pool **out, int n_threads, kvd_ledger *l, kvd_error *er
     if (!p)
         return KVD_E_NOMEM;
     p->n_threads = n_threads;
-    p->spins = n_threads <= kvd__cpu_count() ? 4000 : 0;
+    p->spins = n_threads <= kvd__cpu_count() ? SPINS : 0;
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->wake, NULL);
+    pthread_mutex_init(&p->barrier_lock, NULL);
+    pthread_cond_init(&p->barrier_wake, NULL);
     p->threads = kvd__alloc_array(l, KVD_ACC_HOST, (size_t)n_threads, sizeof *p->threads, err);
     if (!p->threads)
         goto fail;
@@ -131,6 +160,8 @@ void kvd__pool_destroy(kvd_pool **pool)
     for (int i = 1; i <= p->n_started; i++)
         pthread_join(p->threads[i], NULL);
     pthread_cond_destroy(&p->wake);
+    pthread_mutex_destroy(&p->barrier_lock);
+    pthread_cond_destroy(&p->barrier_wake);
     pthread_mutex_destroy(&p->lock);
     kvd__free(p->threads);
     kvd__free(p);
