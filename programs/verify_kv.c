@@ -336,8 +336,8 @@ static const char *note(int stream, const measure x[N_KV], char *buf, size_t siz
     const char *rebuilt = x[0].n_rebuilt_differ || x[1].n_rebuilt_differ ? "OTHER BITS" : "same bits";
     for (int i = 0; i < N_KV; i++)
         if (x[i].n_differ) {
-            snprintf(buf, size, "%s  DIFFERS: layer %d, position %lld", rebuilt, x[i].first_layer,
-                     (long long)x[i].first_pos);
+            snprintf(buf, size, "DIFFERS: layer %d, position %lld (rebuilt: %s)", x[i].first_layer,
+                     (long long)x[i].first_pos, rebuilt);
             return buf;
         }
     return rebuilt;
