@@ -42,6 +42,10 @@ KVD_API int kvd_lab_reconstruct(kvd_session *s, int layer, int64_t pos, const fl
  * in the last place, in every later pass. KVD_E_UNSUPPORTED in other builds. */
 KVD_API int kvd_lab_inject(kvd_model *m, int layer, int64_t pos, kvd_error *err);
 
+/* Test builds: sessions made from now on keep K and V of sliding-window layers
+ * beyond the window. No bit of the output may depend on it. */
+KVD_API int kvd_lab_keep_windows(kvd_model *m, bool on, kvd_error *err);
+
 #ifdef __cplusplus
 }
 #endif

@@ -407,6 +407,17 @@ int kvd_lab_reconstruct(kvd_session *s, int layer, int64_t pos, const float *res
     return kvd__model_reconstruct(s->m, layer, pos, residual, s->shape.type, k, v, err);
 }
 
+int kvd_lab_keep_windows(kvd_model *m, bool on, kvd_error *err)
+{
+#ifdef KVD_TEST_HOOKS
+    m->keep_windows = on;
+    return 0;
+#else
+    (void)m, (void)on;
+    return kvd__fail(err, KVD_E_UNSUPPORTED, "this is no test build (-Dtest_hooks=true)");
+#endif
+}
+
 int kvd_lab_inject(kvd_model *m, int layer, int64_t pos, kvd_error *err)
 {
 #ifdef KVD_TEST_HOOKS

@@ -438,6 +438,7 @@ void kvd__model_kv_shape(const struct kvd_model *m, kvd_kvtype kv_type, kvd_kvty
 {
     const kvd_config *c = &m->config;
     *s = (kvd_kv_shape){.n_layers = c->n_layers, .n_kv_heads = c->n_kv_heads, .d_head = c->d_head, .type = kv_type,
-                        .window = c->window, .stream_row_bytes = (int64_t)c->d_model * kvd__kvtype_bytes(stream)};
-    memcpy(s->local, c->local, sizeof s->local);
+                        .window = m->keep_windows ? 0 : c->window, .stream_row_bytes = (int64_t)c->d_model * kvd__kvtype_bytes(stream)};
+    if (!m->keep_windows)
+        memcpy(s->local, c->local, sizeof s->local);
 }

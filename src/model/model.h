@@ -112,6 +112,7 @@ struct kvd_model {
     bool profile;             /* measure stages, on thread 0 */
     uint64_t stage_ns[KVD_STAGE_COUNT];
 
+    bool keep_windows;        /* test builds: storage does not know of windows */
     int inject_layer;         /* test builds: flip a bit of K here; -1: off */
     int64_t inject_pos;
 };
