@@ -25,7 +25,7 @@ def windows(model, tokens):
 
 @h.test
 def a_tiny_model_beyond_its_window():
-    for tokens in (60, 100, 333):
+    for tokens in (80, 100, 333):
         windows(h.tiny("--arch", "gemma3", "--window", "48"), tokens)
 
 
