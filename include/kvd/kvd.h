@@ -281,7 +281,8 @@ KVD_API bool kvd_memory_account(const kvd_model *m, int i, const char **name, bo
                                 int64_t *peak_bytes);
 /* Sum and peak of the sum over the context accounts; budget 0: no limit. */
 KVD_API void kvd_memory_context(const kvd_model *m, int64_t *now_bytes, int64_t *peak_bytes, int64_t *budget_bytes);
-/* Set the budget; KVD_E_BUDGET if more is in use already. 0: no limit. */
+/* Set the budget; KVD_E_BUDGET if more is in use already. 0: no limit. Any thread; a
+ * pass that is under way may then fail with KVD_E_BUDGET, its session unchanged. */
 KVD_API int kvd_memory_set_budget(kvd_model *m, int64_t budget_bytes, kvd_error *err);
 
 /* What a session needs, before it is made. Pure arithmetic on the model's shapes. */
@@ -293,7 +294,8 @@ typedef struct kvd_plan {
     int64_t least_bytes;              /* the smallest budget that can run n_tokens */
     int64_t max_tokens;               /* T_max of the budget, at most the trained context */
 } kvd_plan;
-/* For n_tokens of context of which the first n_prompt come at once. budget 0: no limit. */
+/* For n_tokens of context (at most the trained one) of which the first n_prompt come
+ * at once. budget 0: no limit. */
 KVD_API void kvd_plan_session(const kvd_model *m, const kvd_session_options *o, int64_t n_prompt, int64_t n_tokens,
                               int64_t budget_bytes, kvd_plan *plan);
 

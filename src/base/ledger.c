@@ -73,9 +73,10 @@ static int reserve(kvd_ledger *l, kvd_account a, int64_t bytes, kvd_error *err)
     if (l->fail_at && n >= l->fail_at)
         return kvd__fail(err, KVD_E_NOMEM, "out of memory (injected at allocation %lld)", (long long)n);
     if (accounts[a].context) {
-        int64_t old = atomic_load(&l->context_now);
+        int64_t old = atomic_load(&l->context_now), budget;
         do {
-            if (bytes > l->budget_bytes - old) {
+            budget = atomic_load(&l->budget_bytes);
+            if (bytes > budget - old) {
                 int rc = kvd__fail(err, KVD_E_BUDGET,
                                    "context memory: %lld bytes more do not fit the budget of %lld (%lld in use)",
                                    (long long)bytes, (long long)l->budget_bytes, (long long)old);

@@ -46,7 +46,7 @@ typedef struct kvd_ledger {
     _Atomic int64_t peak[KVD_ACC_COUNT];
     _Atomic int64_t context_now;  /* sum over the context accounts */
     _Atomic int64_t context_peak; /* peak of that sum, not sum of peaks */
-    int64_t budget_bytes;         /* of context; INT64_MAX: unlimited */
+    _Atomic int64_t budget_bytes; /* of context; INT64_MAX: unlimited */
     /* Fault injection for tests: allocation number fail_at (from 1) and all
      * after it fail; 0: never. */
     int64_t fail_at;

@@ -211,13 +211,15 @@ void kvd_memory_context(const kvd_model *m, int64_t *now_bytes, int64_t *peak_by
 
 int kvd_memory_set_budget(kvd_model *m, int64_t budget_bytes, kvd_error *err)
 {
-    int64_t now = atomic_load(&m->ledger->context_now);
+    kvd_ledger *l = m->ledger;
     if (budget_bytes < 0)
         return kvd__fail(err, KVD_E_RANGE, "a negative budget");
-    if (budget_bytes && now > budget_bytes)
-        return kvd__fail(err, KVD_E_BUDGET, "%lld bytes are in use, more than a budget of %lld", (long long)now, (long long)budget_bytes);
-    m->ledger->budget_bytes = budget_bytes ? budget_bytes : INT64_MAX;
-    return 0;
+    /* Set, then look: what is reserved in between obeys the new one already. */
+    int64_t old = atomic_exchange(&l->budget_bytes, budget_bytes ? budget_bytes : INT64_MAX), now = atomic_load(&l->context_now);
+    if (!budget_bytes || now <= budget_bytes)
+        return 0;
+    atomic_store(&l->budget_bytes, old);
+    return kvd__fail(err, KVD_E_BUDGET, "%lld bytes are in use, more than a budget of %lld", (long long)now, (long long)budget_bytes);
 }
 
 void kvd_plan_session(const kvd_model *m, const kvd_session_options *options, int64_t n_prompt, int64_t n_tokens,
@@ -228,6 +230,7 @@ void kvd_plan_session(const kvd_model *m, const kvd_session_options *options, in
     if (options)
         o = *options;
     (void)n_prompt;
+    n_tokens = n_tokens < 0 ? 0 : n_tokens < m->config.n_ctx ? n_tokens : m->config.n_ctx;
     kvd_kv_shape s;
     kvd__model_kv_shape(m, kvd__kvtype_of(o.kv_type), kvd__kvtype_of(o.stream), &s);
     kvd_limits lim = {.full = o.policy == KVD_POLICY_FULL, .kv_tokens = o.kv_tokens,

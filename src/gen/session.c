@@ -100,12 +100,12 @@ int64_t kvd_session_tokens(const kvd_session *s, const int32_t **ids)
 
 kvd_limits kvd__session_limits(const kvd_session *s)
 {
-    int64_t room = kvd__ledger_room(s->m->ledger);
+    int64_t budget = s->m->ledger->budget_bytes, room = budget - atomic_load(&s->m->ledger->context_now);
     int64_t own = kvd__kv_context_bytes(s->kv) + s->capacity * (int64_t)sizeof *s->ids + s->spill_bytes;
     return (kvd_limits){
         .full = s->o.policy == KVD_POLICY_FULL,
         .kv_tokens = s->o.kv_tokens,
-        .budget_bytes = s->m->ledger->budget_bytes == INT64_MAX ? INT64_MAX : room + own,
+        .budget_bytes = budget == INT64_MAX ? INT64_MAX : room + own,
         .piece_tokens = KVD__PIECE_TOKENS,
         .disk_piece_tokens = s->m->scratch.chunk,
     };

@@ -267,8 +267,9 @@ static void open_world(world *w)
 {
     memset(w, 0, sizeof *w);
     w->s = random_shape();
-    kvd__ledger_init(&w->l, 0);
+    kvd__ledger_init(&w->l, pick(2)); /* by the budget, columns lie alone or by tiles */
     assert_int_equal(kvd__kv_create(&w->kv, &w->s, &w->l, &w->err), 0);
+    w->l.budget_bytes = INT64_MAX;
 }
 
 static void close_world(world *w)

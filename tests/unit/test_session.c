@@ -6,6 +6,9 @@
  * slow suite draws thousands. */
 #include "tiny.h"
 
+#include <pthread.h>
+#include <sched.h>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -94,6 +97,7 @@ typedef struct {
     int64_t rows_seen;
     int64_t cancel_at, steps; /* progress calls; cancel_at -1: never */
     int64_t calls_rows, calls_recomputed;
+    _Atomic bool done;
 } watch;
 
 static int count_progress(void *ctx, int64_t done, int64_t total, int64_t rows, int64_t recomputed)
@@ -424,6 +428,60 @@ static void sessions_share_a_budget(void **state)
     }
 }
 
+/* Other threads look at the model and move its budget while a session is fed. */
+static void *meddle(void *arg)
+{
+    kvd_model *m = ((watch *)arg)->m;
+    uint64_t seed = 5;
+    while (!atomic_load(&((watch *)arg)->done)) {
+        int64_t now, peak, budget, a, b;
+        const char *name;
+        bool context;
+        kvd_model_info info;
+        kvd_memory_context(m, &now, &peak, &budget);
+        for (int i = 0; kvd_memory_account(m, i, &name, &context, &a, &b); i++)
+            ;
+        kvd_model_get_info(m, &info);
+        kvd_memory_set_budget(m, kvd__splitmix64(&seed) % 3 ? now + (int64_t)(kvd__splitmix64(&seed) % 100000) : 0, NULL);
+        int32_t *ids;
+        int64_t n;
+        if (kvd_tokenize(m, "the cache", 9, 0, &ids, &n, NULL) == 0)
+            kvd_ids_free(ids);
+        sched_yield();
+    }
+    return NULL;
+}
+
+static void others_meddle_meanwhile(void **state)
+{
+    (void)state;
+    static watch w;
+    kvd_model *m = load_default(4, 4);
+    w = (watch){.m = m, .s = tiny_session(m, NULL), .r = reference_of(4, KVD_TYPE_F16, KVD_TYPE_F32)};
+    pthread_t threads_of[2];
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pthread_create(&threads_of[i], NULL, meddle, &w), 0);
+    for (int step = 0, fed = 0; step < 2000 && fed < 40; step++) {
+        kvd_error err;
+        const float *logits;
+        int64_t n = kvd_session_tokens(w.s, NULL);
+        int rc = kvd_session_feed(w.s, w.r->ids + n, 1 + step % 7, &logits, &err);
+        fed += rc == 0;
+        if (rc == 0)
+            same_row(w.r, n + step % 7, logits);
+        else {
+            assert_int_equal(rc, KVD_E_BUDGET);
+            assert_int_equal(kvd_session_tokens(w.s, NULL), n);
+        }
+    }
+    atomic_store(&w.done, true);
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads_of[i], NULL);
+    assert_true(kvd_session_tokens(w.s, NULL) > 0);
+    kvd_session_free(&w.s);
+    tiny_free(&m);
+}
+
 /* ---- failures in the middle -------------------------------------------------------- */
 
 /* Cancelled at every step that can be: nothing changes, and the next feed is right. */
@@ -701,6 +759,7 @@ int main(void)
         cmocka_unit_test(product),
         cmocka_unit_test(least_and_full_bytes_are_tight),
         cmocka_unit_test(sessions_share_a_budget),
+        cmocka_unit_test(others_meddle_meanwhile),
         cmocka_unit_test(cancelled_at_every_step),
         cmocka_unit_test(cancelled_by_the_logits),
         cmocka_unit_test(bad_arguments_change_nothing),
