@@ -3,7 +3,7 @@
 usage: test_chat_jinja.py RENDER_CHAT
 
 The templates come from real files, where there are any:
-- *.jinja in $KVD_DATA/templates,
+- *.jinja in data/templates of $KVD_SHARED, else of shared/ beside the checkout,
 - the GGUF files in $KVD_MODELS (else ~/.cache/kvd/models).
 Each is recognised by render_chat, and some hundred conversations rendered by
 both must agree, or both refuse. Skips (exit 77), saying so, without Jinja2 or
@@ -52,12 +52,13 @@ def gguf_template(path):
 def templates():
     """[(name, text)]"""
     found = []
-    data = os.environ.get("KVD_DATA", "")
-    for path in sorted(glob.glob(os.path.join(data, "templates", "*.jinja"))) if data else []:
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    shared = os.environ.get("KVD_SHARED") or os.path.join(os.path.dirname(root), "shared")
+    for path in sorted(glob.glob(os.path.join(shared, "data", "templates", "*.jinja"))):
         with open(path, encoding="utf-8") as f:
             found.append((os.path.basename(path), f.read()))
     if not found:
-        print("SKIP *.jinja: KVD_DATA names no folder with templates/")
+        print("SKIP *.jinja: no data/templates (KVD_SHARED names the folder above it)")
     models = os.environ.get("KVD_MODELS") or os.path.join(os.path.expanduser("~"), ".cache", "kvd", "models")
     for path in sorted(glob.glob(os.path.join(models, "*.gguf"))):
         text = gguf_template(path)

@@ -1,7 +1,7 @@
 """Token ids of real vocabularies, through the program.
 
-The data are not part of the project: the environment variable KVD_DATA names a
-folder with tokenizer/*.gguf, .inp and .out (llama.cpp's vectors: texts separated
+The data are not part of the project: the folder data/ in what the environment
+variable KVD_SHARED names, else in shared/ beside the checkout, has tokenizer/*.gguf, .inp and .out (llama.cpp's vectors: texts separated
 by a line of __ggml_vocab_test__, and one line of ids for each), with golden.json
 (prompts and their ids) and with wiki.test.raw; KVD_MODELS, or else
 ~/.cache/kvd/models, one with the models that golden.json is about. What is not
@@ -13,16 +13,14 @@ import os
 
 import harness as h
 
-DATA = os.environ.get("KVD_DATA", "")
+DATA = os.path.join(os.environ.get("KVD_SHARED") or os.path.join(os.path.dirname(h.ROOT), "shared"), "data")
 MODELS = os.environ.get("KVD_MODELS") or os.path.join(os.path.expanduser("~"), ".cache", "kvd", "models")
 
 
 def data(*parts):
-    if not DATA:
-        h.skip("KVD_DATA names no folder with tokeniser vectors")
     path = os.path.join(DATA, *parts)
     if not os.path.exists(path):
-        h.skip(f"no {'/'.join(parts)} in KVD_DATA")
+        h.skip(f"no {path} (KVD_SHARED names the folder above data/)")
     return path
 
 
