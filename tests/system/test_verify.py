@@ -194,7 +194,7 @@ def quick_and_full_exclude_each_other():
 def the_full_matrix_passes():
     if h.SANITIZED:
         h.skip("too slow under a sanitizer")
-    value = verify("--full", "--json", model=h.tiny("--context", "64")).json()
+    value = verify("--full", "--json", model=h.tiny("--context", "32")).json()
     h.equal(value["verdict"], "pass")
     product = value["receipts"][-1]
     h.equal(len(product["runs"]), 4 * (1 + 7 * 4 * 3 * len(h.cpus())), "runs of the cross product")
