@@ -381,6 +381,61 @@ static void least_and_full_bytes_are_tight(void **state)
     }
 }
 
+/* What is admitted is finished: generation to T_max under budgets that just allow it;
+ * one token more is refused before the first one, with the bytes and T_max. */
+static void what_is_admitted_is_finished(void **state)
+{
+    (void)state;
+    for (int f = 0; f < N_FAMILIES; f++)
+        for (int limit = 0; limit < 3; limit++) {
+            kvd_model *m = load_default(f, 1);
+            kvd_session_options so;
+            kvd_session_options_defaults(&so);
+            so.kv_tokens = limit == 1 ? 17 : -1;
+            so.policy = limit == 2 ? KVD_POLICY_FULL : KVD_POLICY_KV_DIRECT;
+            const reference *r = reference_of(f, so.kv_type, so.stream);
+            kvd_plan plan, more;
+            kvd_plan_session(m, &so, 30, 83, 0, &plan);
+            kvd_plan_session(m, &so, 30, 83, plan.least_bytes, &more);
+            int64_t t_max = more.max_tokens;
+            assert_true(t_max >= 83 && t_max < m->config.n_ctx);
+            kvd_plan_session(m, &so, 30, t_max + 1, 0, &more);
+            assert_true(more.least_bytes > plan.least_bytes);
+            kvd_generate_options o;
+            kvd_generate_options_defaults(&o);
+            o.ignore_end = true;
+            kvd_error err = {0};
+            kvd_result first, res;
+            kvd_session *s = tiny_session(m, NULL);
+            o.max_tokens = t_max - 30;
+            assert_int_equal(kvd_generate(s, r->ids, 30, &o, &first, &err), 0);
+            kvd_session_free(&s);
+            assert_int_equal(kvd_memory_set_budget(m, plan.least_bytes, &err), 0);
+            for (int way = 0; way < 3; way++) {
+                atomic_store(&m->ledger->context_peak, 0);
+                s = tiny_session(m, &so);
+                o.max_tokens = way == 0 ? t_max - 29 : way == 1 ? t_max - 30 : -1;
+                int rc = kvd_generate(s, r->ids, 30, &o, &res, &err);
+                if (way == 0) {
+                    assert_int_equal(rc, KVD_E_BUDGET);
+                    assert_int_equal(err.need_bytes, more.least_bytes);
+                    assert_int_equal(err.max_tokens, t_max);
+                    assert_int_equal(atomic_load(&m->ledger->context_peak), 0);
+                } else {
+                    check(rc == 0, "%s, limit %d: %s", families[f], limit, err.message);
+                    assert_int_equal(res.n_tokens, t_max - 30);
+                    assert_int_equal(res.stop_reason, way == 1 ? KVD_STOP_LENGTH : KVD_STOP_CONTEXT);
+                    assert_string_equal(res.receipt, first.receipt);
+                    assert_true(atomic_load(&m->ledger->context_peak) <= plan.least_bytes);
+                }
+                kvd_result_free(&res);
+                kvd_session_free(&s);
+            }
+            kvd_result_free(&first);
+            tiny_free(&m);
+        }
+}
+
 /* Two sessions under one budget, and a budget that moves between feeds. */
 static void sessions_share_a_budget(void **state)
 {
@@ -758,6 +813,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(product),
         cmocka_unit_test(least_and_full_bytes_are_tight),
+        cmocka_unit_test(what_is_admitted_is_finished),
         cmocka_unit_test(sessions_share_a_budget),
         cmocka_unit_test(others_meddle_meanwhile),
         cmocka_unit_test(cancelled_at_every_step),
