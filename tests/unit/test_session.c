@@ -719,6 +719,41 @@ static void long_prompts_come_in_pieces(void **state)
     }
 }
 
+/* Decoding with several threads merges tiles in waves of 64: past 4,096 positions
+ * there is more than one. */
+static void waves_of_tiles(void **state)
+{
+    (void)state;
+    enum { N = 4250, FROM = 4080 };
+    static int32_t ids[N];
+    static reference r;
+    kvd_error err = {0};
+    for (int i = 0; i < N; i++)
+        ids[i] = (int32_t)((i * 31 + i / 7) % 320);
+    for (int n_threads = 1; n_threads <= 3; n_threads++) {
+        kvd_model_options mo;
+        kvd_model_options_defaults(&mo);
+        mo.n_threads = n_threads;
+        kvd_model *m = tiny_load("long", &mo);
+        kvd_session *s = tiny_session(m, NULL);
+        assert_int_equal(kvd_session_feed(s, ids, FROM, NULL, &err), 0);
+        if (n_threads == 1) {
+            r.n_vocab = m->config.n_vocab;
+            r.logits = malloc(sizeof(float) * N * (size_t)r.n_vocab);
+            assert_int_equal(kvd_session_feed_all(s, ids + FROM, N - FROM, N - FROM, take_row, &r, &err), 0);
+        } else
+            for (int64_t at = FROM; at < N; at += at % 50 ? 1 : 10) {
+                const float *logits;
+                int64_t n = at % 50 ? 1 : 10;
+                assert_int_equal(kvd_session_feed(s, ids + at, n, &logits, &err), 0);
+                same_row(&r, at + n - 1, logits);
+            }
+        kvd_session_free(&s);
+        tiny_free(&m);
+    }
+    free(r.logits);
+}
+
 /* Local layers hold the window's blocks and no more, for as long as a session lasts,
  * and what a rewind needs again is rebuilt. */
 static void windows_are_given_back(void **state)
@@ -821,6 +856,7 @@ int main(void)
         cmocka_unit_test(bad_arguments_change_nothing),
         cmocka_unit_test(the_trained_context_can_be_filled),
         cmocka_unit_test(long_prompts_come_in_pieces),
+        cmocka_unit_test(waves_of_tiles),
         cmocka_unit_test(windows_are_given_back),
         cmocka_unit_test(the_callers_rounding_does_not_matter),
     };
