@@ -113,12 +113,13 @@ int kvd__gguf_read(const kvd_gguf *g, const kvd_gguf_tensor *t, int64_t from, vo
     return rc ? rc : kvd__gguf_same_size(g, err);
 }
 
-static int hash_tensor(const kvd_gguf *g, const kvd_gguf_tensor *t, uint8_t *buf, uint8_t out[16], kvd_error *err)
+int kvd__gguf_hash_tensor(const kvd_gguf *g, const kvd_gguf_tensor *t, void *buf, int64_t buf_bytes, uint8_t out[16],
+                          kvd_error *err)
 {
     XXH3_state_t state;
     XXH3_128bits_reset(&state);
-    for (int64_t at = 0; at < t->n_bytes; at += READ_BYTES) {
-        size_t n = t->n_bytes - at < READ_BYTES ? (size_t)(t->n_bytes - at) : READ_BYTES;
+    for (int64_t at = 0; at < t->n_bytes; at += buf_bytes) {
+        size_t n = (size_t)(t->n_bytes - at < buf_bytes ? t->n_bytes - at : buf_bytes);
         int rc = kvd__gguf_read(g, t, at, buf, n, err);
         if (rc)
             return rc;
@@ -134,7 +135,7 @@ int kvd__gguf_fingerprint(const kvd_gguf *g, uint8_t out[16], kvd_error *err)
     uint8_t *buf = kvd__alloc(g->ledger, KVD_ACC_HOST, READ_BYTES, err);
     int rc = hash && buf ? 0 : KVD_E_NOMEM;
     for (uint32_t i = 0; i < g->tensor_names.n && !rc; i++)
-        rc = hash_tensor(g, &g->tensors[i], buf, hash[i], err);
+        rc = kvd__gguf_hash_tensor(g, &g->tensors[i], buf, READ_BYTES, hash[i], err);
     if (!rc)
         rc = kvd__gguf_fingerprint_from(g, (const uint8_t(*)[16])hash, out);
     kvd__free(buf);

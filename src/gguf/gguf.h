@@ -56,6 +56,10 @@ int kvd__gguf_fingerprint(const kvd_gguf *g, uint8_t out[16], kvd_error *err);
  * nothing; always 0. */
 int kvd__gguf_fingerprint_from(const kvd_gguf *g, const uint8_t (*tensor_hash)[16], uint8_t out[16]);
 
+/* One of those hashes; the tensor is read in pieces through buf. */
+int kvd__gguf_hash_tensor(const kvd_gguf *g, const kvd_gguf_tensor *t, void *buf, int64_t buf_bytes, uint8_t out[16],
+                          kvd_error *err);
+
 int64_t kvd__gguf_size_bytes(const kvd_gguf *g);
 int kvd__gguf_version(const kvd_gguf *g);
 int64_t kvd__gguf_n_tensors(const kvd_gguf *g);

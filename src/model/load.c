@@ -40,6 +40,9 @@ typedef struct {
     kvd_error error;          /* of the first to fail */
 } loader;
 
+/* Its place in the table: the tensors are one array. */
+static int64_t index_of(const loader *ld, const kvd_gguf_tensor *t) { return t - kvd__gguf_tensor_at(ld->g, 0); }
+
 static int bind(loader *ld, const char *name, bool required, int64_t k, int64_t n, kvd_linear *linear,
                 const float **vector, kvd_error *err)
 {
@@ -211,9 +214,8 @@ static void load_job(void *ctx, int tid, int n_threads)
         }
         XXH3_128bits_reset(hash);
         rc = it->linear ? load_matrix(ld, it, stage, hash, &err) : load_vector(ld, it, stage, hash, &err);
-        for (int64_t t = 0; !rc && t < kvd__gguf_n_tensors(ld->g); t++)
-            if (kvd__gguf_tensor_at(ld->g, t) == it->t)
-                XXH128_canonicalFromHash(&ld->hash[t], XXH3_128bits_digest(hash));
+        if (!rc)
+            XXH128_canonicalFromHash(&ld->hash[index_of(ld, it->t)], XXH3_128bits_digest(hash));
     }
     int expected = 0;
     if (rc && atomic_compare_exchange_strong(&ld->failed, &expected, rc))
@@ -229,17 +231,12 @@ static int by_size(const void *a, const void *b)
     return ((const item *)a)->offset < ((const item *)b)->offset ? -1 : 1;
 }
 
-static int hash_rest(loader *ld, kvd_error *err)
+/* The fingerprint; rope_freqs.weight, which is no item, is hashed here. */
+static int fingerprint(loader *ld, kvd_error *err)
 {
     const kvd_gguf_tensor *t = kvd__gguf_tensor(ld->g, "rope_freqs.weight");
-    for (int64_t i = 0; t && i < kvd__gguf_n_tensors(ld->g); i++)
-        if (kvd__gguf_tensor_at(ld->g, i) == t) {
-            int rc = kvd__gguf_read(ld->g, t, 0, ld->stage, (size_t)t->n_bytes, err);
-            if (rc)
-                return rc;
-            XXH128_canonicalFromHash(&ld->hash[i], XXH3_128bits(ld->stage, (size_t)t->n_bytes));
-        }
-    return kvd__gguf_fingerprint_from(ld->g, (const uint8_t(*)[16])ld->hash, ld->m->fingerprint);
+    int rc = t ? kvd__gguf_hash_tensor(ld->g, t, ld->stage, ld->stage_bytes, ld->hash[index_of(ld, t)].digest, err) : 0;
+    return rc ? rc : kvd__gguf_fingerprint_from(ld->g, (const uint8_t(*)[16])ld->hash, ld->m->fingerprint);
 }
 
 /* The widest staging that an item needs: one panel, or a whole vector. */
@@ -284,7 +281,7 @@ static int load_weights(struct kvd_model *m, const kvd_gguf *g, bool synthetic, 
     if (rc && err)
         *err = ld.error;
     if (!rc && !synthetic)
-        rc = hash_rest(&ld, err);
+        rc = fingerprint(&ld, err);
     if (m->tied_head)
         m->head = m->embd;
 done:
@@ -376,8 +373,8 @@ static int load(struct kvd_model *m, const kvd_gguf *g, const kvd_load_options *
         return load_vocab(m, g, err);
     }
     if ((rc = kvd__config_read(&m->config, g, err)) || (rc = load_vocab(m, g, err)) ||
-        (rc = kvd__pool_create(&m->pool, o->n_threads, m->ledger, err)) || (rc = load_weights(m, g, o->synthetic, err)) ||
-        (rc = kvd__rope_create(m, g, err)) || (rc = kvd__scratch_create(m, o->chunk, err)))
+        (rc = kvd__rope_create(m, g, err)) || (rc = kvd__pool_create(&m->pool, o->n_threads, m->ledger, err)) ||
+        (rc = load_weights(m, g, o->synthetic, err)) || (rc = kvd__scratch_create(m, o->chunk, err)))
         return rc;
     m->has_weights = true;
     return 0;

@@ -277,6 +277,8 @@ static void bad_rope_factors(void **state)
     }
     mb_tensor_of(&b, "rope_freqs.weight")->ne[0] = 16;
     refused(KVD_E_GGUF_SHAPE, "rope_freqs.weight");
+    mb_tensor_of(&b, "rope_freqs.weight")->ne[0] = 8 << 20; /* far more than is staged for any reading */
+    refused(KVD_E_GGUF_SHAPE, "rope_freqs.weight");
     mb_tensor_of(&b, "rope_freqs.weight")->ne[0] = 8;
     mb_tensor_of(&b, "rope_freqs.weight")->type = 1;
     refused(KVD_E_GGUF_SHAPE, "rope_freqs.weight");
