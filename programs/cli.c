@@ -100,6 +100,11 @@ int cli_error(const char *what, const kvd_error *err)
     return cli_fail(kvd_error_exit(err->code), "%s%s%s", what, *what ? ": " : "", text);
 }
 
+int cli_file_error(const char *path, const kvd_error *err)
+{
+    return cli_error(strstr(err->message, path) ? "" : path, err);
+}
+
 int64_t cli_bytes(const char *text)
 {
     char *end;

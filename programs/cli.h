@@ -76,6 +76,8 @@ const char *cli_size(int64_t bytes, char *buf);
 /* One line on stderr, the exit code as result. */
 int cli_fail(int exit_code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 int cli_error(const char *what, const kvd_error *err);
+/* The same about a file, which is named once: not before a message that names it. */
+int cli_file_error(const char *path, const kvd_error *err);
 
 /* The prompt: -p, -f, or standard input. *text owned (free). 0 or an exit code. */
 int cli_read_prompt(const cli *c, char **text, size_t *n);

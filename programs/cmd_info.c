@@ -299,7 +299,7 @@ int cmd_info(int argc, char **argv)
     kvd_model *m = NULL;
     kvd_error err;
     if (kvd_model_load_vocab(&m, c.model, &err))
-        return cli_error(strstr(err.message, c.model) ? "" : c.model, &err);
+        return cli_file_error(c.model, &err);
     facts f = {.m = m};
     kvd_model_get_info(m, &f.i);
     if (f.i.n_layers) {

@@ -132,7 +132,7 @@ int cmd_plan(int argc, char **argv)
     int64_t budget = c.mo.kv_budget_bytes;
     c.mo.kv_budget_bytes = 0;
     if (kvd_model_load_synthetic(&p.m, c.model, &c.mo, &err))
-        return cli_error(strstr(err.message, c.model) ? "" : c.model, &err);
+        return cli_file_error(c.model, &err);
     kvd_model_info info;
     kvd_model_get_info(p.m, &info);
     if (c.context > info.trained_context_tokens)

@@ -16,7 +16,7 @@ int cmd_tokenize(int argc, char **argv)
     kvd_model *m = NULL;
     kvd_error err;
     if (kvd_model_load_vocab(&m, c.model, &err))
-        return cli_error(strstr(err.message, c.model) ? "" : c.model, &err);
+        return cli_file_error(c.model, &err);
     if (!(rc = cli_read_prompt(&c, &text, &n_text))) {
         int32_t *ids = NULL;
         int64_t n = 0;

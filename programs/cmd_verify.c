@@ -91,7 +91,7 @@ int verify_load(verify *v, const kvd_model_options *mo)
     int rc = kvd_model_load(&v->m, v->c->model, mo, &err);
     clear_progress();
     if (rc)
-        return cli_error(strstr(err.message, v->c->model) ? "" : v->c->model, &err);
+        return cli_file_error(v->c->model, &err);
     v->loaded = *mo;
     kvd_model_get_info(v->m, &v->info);
     return inject(v);

@@ -91,7 +91,7 @@ int cli_load(const cli *c, bool budget, kvd_model **m)
 {
     kvd_error err;
     if (kvd_model_load(m, c->model, &c->mo, &err))
-        return cli_error(strstr(err.message, c->model) ? "" : c->model, &err);
+        return cli_file_error(c->model, &err);
     if (budget && !c->budget_given && kvd_memory_set_budget(*m, kvd_memory_available() / 2 + 1, &err)) {
         kvd_model_free(m);
         return cli_error("", &err);

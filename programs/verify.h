@@ -44,6 +44,9 @@ void verify_progress(verify *v, const char *format, ...) __attribute__((format(p
 /* A part of the table, unless --json. */
 void verify_say(const verify *v, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* Largest |a[i] - b[i]|. */
+double verify_largest(const float *a, const float *b, int64_t n);
+
 /* "f16", "bf16", "f32" */
 const char *verify_type_name(kvd_float_type t);
 

@@ -109,7 +109,7 @@ static int capture_make(const verify *v, int64_t T, capture *c)
 
 /* ---- comparing ------------------------------------------------------------------------ */
 
-static double largest(const float *a, const float *b, int64_t n)
+double verify_largest(const float *a, const float *b, int64_t n)
 {
     double most = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -149,7 +149,7 @@ static int compare_rows(kvd_session *s, const capture *c, bool cast, float *scra
         if (rc)
             return rc;
         layer_error *e = &x->layers[layer];
-        double dk = largest(k, read_k, c->n_kv), dv = largest(v, read_v, c->n_kv);
+        double dk = verify_largest(k, read_k, c->n_kv), dv = verify_largest(v, read_v, c->n_kv);
         e->dk = dk > e->dk ? dk : e->dk;
         e->dv = dv > e->dv ? dv : e->dv;
         size_t bytes = (size_t)c->n_kv * sizeof *k;

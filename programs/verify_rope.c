@@ -43,17 +43,6 @@ static void on_read(void *ctx, int layer, int64_t pos, const float *k, const flo
     memcpy(t->v + row * t->n_kv, v, (size_t)t->n_kv * sizeof *v);
 }
 
-static double largest(const float *a, const float *b, int64_t n)
-{
-    double most = 0;
-    for (int64_t i = 0; i < n; i++) {
-        double d = (double)a[i] - (double)b[i];
-        d = d < 0 ? -d : d;
-        most = d > most ? d : most;
-    }
-    return most;
-}
-
 typedef struct {
     double dk, dv;
 } errors;
@@ -68,7 +57,7 @@ static int rebuild(verify *v, kvd_session *s, const tail *t, bool local, int64_t
         for (int64_t pos = t->T - TAIL; kvd_model_layer_is_local(v->m, l) == local && !rc && pos < t->T; pos++) {
             int64_t row = row_of(t, l, pos);
             rc = kvd_lab_reconstruct(s, l, pos - shift, t->h + row * t->d, k, k + t->n_kv, err);
-            double dk = largest(k, t->k + row * t->n_kv, t->n_kv), dv = largest(k + t->n_kv, t->v + row * t->n_kv, t->n_kv);
+            double dk = verify_largest(k, t->k + row * t->n_kv, t->n_kv), dv = verify_largest(k + t->n_kv, t->v + row * t->n_kv, t->n_kv);
             e->dk = dk > e->dk ? dk : e->dk;
             e->dv = dv > e->dv ? dv : e->dv;
         }

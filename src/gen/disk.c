@@ -1,10 +1,9 @@
+#include "base/minmax.h"
 #include "gen/disk.h"
 
 #include <string.h>
 
 #include "base/error.h"
-
-static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 bool kvd__disk_wanted(const kvd_session *s)
 {
@@ -20,7 +19,7 @@ kvd_spill_options kvd__disk_options(const struct kvd_model *m, const kvd_kv_shap
     int64_t n = n_tokens + n_tokens / 2; /* a chat grows: room for more than asked */
     n = n < m->config.n_ctx ? n : m->config.n_ctx;
     o.max_blocks = n > 0 ? (n + KVD__BLOCK - 1) / KVD__BLOCK : 1;
-    int64_t most = min64(budget_bytes / 6, budget_bytes - kvd__disk_least_bytes(shape, n_tokens));
+    int64_t most = kvd__min64(budget_bytes / 6, budget_bytes - kvd__disk_least_bytes(shape, n_tokens));
     while (o.segment_blocks > KVD__TILE_BLOCKS && kvd__spill_bytes(shape, &o) > most)
         o.segment_blocks /= 2;
     if (kvd__spill_bytes(shape, &o) > most) {
@@ -41,31 +40,40 @@ int64_t kvd__disk_need(const struct kvd_model *m, const kvd_kv_shape *shape, int
 int64_t kvd__disk_least(const struct kvd_model *m, const kvd_kv_shape *shape, const kvd_limits *lim, int64_t n_tokens)
 {
     int64_t disk = kvd__disk_need(m, shape, n_tokens);
-    return lim->kv_tokens < 0 ? min64(kvd__full_bytes(shape, n_tokens), disk) : disk;
+    return lim->kv_tokens < 0 ? kvd__min64(kvd__full_bytes(shape, n_tokens), disk) : disk;
+}
+
+typedef struct {
+    const struct kvd_model *m;
+    const kvd_kv_shape *shape;
+    const kvd_limits *lim;
+} limited;
+
+static int64_t least_of(const void *ctx, int64_t n)
+{
+    const limited *x = ctx;
+    return kvd__disk_least(x->m, x->shape, x->lim, n);
 }
 
 int64_t kvd__disk_max_tokens(const struct kvd_model *m, const kvd_kv_shape *shape, const kvd_limits *lim)
 {
-    int64_t lo = 0, hi = m->config.n_ctx;
-    while (lo < hi) {
-        int64_t mid = lo + (hi - lo + 1) / 2;
-        if (kvd__disk_least(m, shape, lim, mid) <= lim->budget_bytes)
-            lo = mid;
-        else
-            hi = mid - 1;
-    }
-    return lo;
+    return kvd__longest(least_of, &(limited){m, shape, lim}, lim->budget_bytes, m->config.n_ctx);
+}
+
+void kvd__disk_add_stats(const kvd_session *s, kvd_session_stats *st)
+{
+    kvd_spill_stats d;
+    if (!s->spill)
+        return;
+    kvd__spill_stats(s->spill, &d);
+    st->disk_read_bytes += d.read_bytes;
+    st->disk_written_bytes += d.written_bytes;
+    st->disk_wait_s += 1e-9 * (double)d.wait_ns;
 }
 
 void kvd__disk_drop(kvd_session *s)
 {
-    if (s->spill) {
-        kvd_spill_stats d;
-        kvd__spill_stats(s->spill, &d);
-        s->stats.disk_read_bytes += d.read_bytes;
-        s->stats.disk_written_bytes += d.written_bytes;
-        s->stats.disk_wait_s += 1e-9 * (double)d.wait_ns;
-    }
+    kvd__disk_add_stats(s, &s->stats);
     kvd__spill_destroy(&s->spill);
     s->spill_bytes = s->spill_tokens = s->disk_end = 0;
 }
@@ -84,7 +92,7 @@ void kvd__disk_cut(kvd_session *s, int64_t n)
     if (!s->spill)
         return;
     kvd__spill_drop(s->spill, end / KVD__BLOCK); /* also past disk_end: a file may hold more than is counted on */
-    s->disk_end = min64(s->disk_end, end);
+    s->disk_end = kvd__min64(s->disk_end, end);
 }
 
 /* Is what local layers read at position p, below block end, on disk? */
@@ -108,7 +116,7 @@ static int64_t resume(const kvd_session *s, int64_t *start)
     bool whole = kv->start % KVD__BLOCK == 0 && kv->start <= s->disk_end;
     if (whole && (kv->start == 0 || local_covered(s, kv->end, kv->start / KVD__BLOCK)))
         return kv->end;
-    int64_t p = min64(kv->end, s->disk_end) / KVD__BLOCK * KVD__BLOCK;
+    int64_t p = kvd__min64(kv->end, s->disk_end) / KVD__BLOCK * KVD__BLOCK;
     return *start = p > 0 && local_covered(s, p, p / KVD__BLOCK) ? p : 0;
 }
 

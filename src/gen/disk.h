@@ -42,4 +42,7 @@ void kvd__disk_drop(kvd_session *s);
 /* Give the tier up because of err; the file is gone after it. */
 void kvd__disk_off(kvd_session *s, const kvd_error *err);
 
+/* Add what the spill in use has done to st. */
+void kvd__disk_add_stats(const kvd_session *s, kvd_session_stats *st);
+
 #endif

@@ -1,9 +1,8 @@
 /* Generation: admission, prefill, then one pass per token; text is streamed in
  * whole characters, and held back while it could still become a stop string. */
-#define _GNU_SOURCE
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/fpenv.h"
 #include "gen/receipt.h"
@@ -18,13 +17,6 @@ void kvd_generate_options_defaults(kvd_generate_options *o)
 {
     *o = (kvd_generate_options){.max_tokens = 256};
     kvd_sampling_defaults(&o->sampling);
-}
-
-static double seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 /* The text of a run as it grows. [0, sent) was given to the callback. */
@@ -194,15 +186,15 @@ int kvd_generate(kvd_session *s, const int32_t *ids, int64_t n, const kvd_genera
         return rc;
     kvd_fpenv env = kvd__fpenv_enter();
     writer w = {.s = s, .o = o, .r = r, .capacity = 256, .decoder = {.started = true}}; /* the text goes on from the prompt */
-    double t0 = seconds();
+    double t0 = kvd__seconds();
     rc = kvd_session_feed(s, ids, n, NULL, err);
-    r->prefill_s = seconds() - t0;
+    r->prefill_s = kvd__seconds() - t0;
     if (!rc) {
         r->prompt_tokens = s->n;
         kvd_receipt *receipt = kvd__receipt_begin(s, err);
-        t0 = seconds();
+        t0 = kvd__seconds();
         rc = receipt ? decode_loop(&w, receipt, limit, err) : KVD_E_NOMEM;
-        r->decode_s = seconds() - t0;
+        r->decode_s = kvd__seconds() - t0;
         kvd__receipt_end(&receipt, r->receipt);
         bool stopped;
         int flush = write_token(&w, -1, false, &stopped, rc ? NULL : err);

@@ -1,9 +1,8 @@
 /* Planning and calibration behind the public API, and the choice of a session's
  * tier. The arithmetic is kv/plan.c. */
-#define _GNU_SOURCE
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/fpenv.h"
 #include "gen/disk.h"
@@ -13,13 +12,6 @@ _Static_assert(sizeof(kvd_rates) == sizeof(kvd_plan_rates) && (int)KVD_RATE_POIN
                "the public record is the planner's");
 
 static const kvd_plan_rates *inner(const kvd_rates *r) { return (const kvd_plan_rates *)(const void *)r; }
-
-static double seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static const char *zero_block(void *ctx, int layer, int64_t block)
 {
@@ -44,14 +36,14 @@ static void measure_disk(kvd_model *m, const kvd_kv_shape *shape, const char *di
     o.max_blocks = n;
     if (!own || !block || kvd__spill_create(&sp, shape, &o, own, NULL))
         goto done;
-    double t0 = seconds(), write_s, read_s = 0;
+    double t0 = kvd__seconds(), write_s, read_s = 0;
     if (kvd__spill_write(sp, 0, n, zero_block, block, NULL))
         goto done;
-    write_s = seconds() - t0;
+    write_s = kvd__seconds() - t0;
     for (int l = 0; l < shape->n_layers; l++)
         ranges[l] = (kvd_spill_range){l, 0, n};
     for (int round = 0; round < 2; round++) {
-        t0 = seconds();
+        t0 = kvd__seconds();
         if (kvd__spill_read_begin(sp, ranges, shape->n_layers, NULL))
             goto done;
         for (seg.n_blocks = 1; seg.n_blocks;) {
@@ -61,7 +53,7 @@ static void measure_disk(kvd_model *m, const kvd_kv_shape *shape, const char *di
                 kvd__spill_release(sp);
         }
         kvd__spill_read_end(sp);
-        double t = seconds() - t0;
+        double t = kvd__seconds() - t0;
         read_s = round == 0 || t < read_s ? t : read_s;
     }
     r->disk_write_bytes_s = (double)(n * column) / write_s;
@@ -116,21 +108,23 @@ static void plan_all(const kvd_model *m, const kvd_session_options *o, const kvd
     p->chosen = kvd__plan_choose(p->tier, n_new);
 }
 
-/* T_max of one tier. */
-static int64_t tier_max_tokens(const kvd_model *m, const plans *p, kvd_tier t)
+typedef struct {
+    const kvd_model *m;
+    const plans *p;
+    kvd_tier tier;
+} tier_of;
+
+static int64_t tier_need(const void *ctx, int64_t n)
 {
-    if (t == KVD_TIER_RECOMPUTE)
-        return kvd__max_tokens(&p->shape, &p->lim, m->config.n_ctx);
-    int64_t lo = 0, hi = m->config.n_ctx;
-    while (lo < hi) {
-        int64_t mid = lo + (hi - lo + 1) / 2;
-        int64_t need = t == KVD_TIER_FULL ? kvd__full_bytes(&p->shape, mid) : kvd__disk_need(m, &p->shape, mid);
-        if (need <= p->lim.budget_bytes)
-            lo = mid;
-        else
-            hi = mid - 1;
+    const tier_of *x = ctx;
+    switch (x->tier) {
+    case KVD_TIER_FULL:
+        return kvd__full_bytes(&x->p->shape, n);
+    case KVD_TIER_DISK:
+        return kvd__disk_need(x->m, &x->p->shape, n);
+    default:
+        return kvd__least_bytes(&x->p->shape, &x->p->lim, n);
     }
-    return lo;
 }
 
 bool kvd_plan_tier(const kvd_model *m, const kvd_session_options *options, const kvd_rates *rates, int64_t n_prompt,
@@ -147,7 +141,7 @@ bool kvd_plan_tier(const kvd_model *m, const kvd_session_options *options, const
     const kvd_plan_of_tier *t = &p.tier[i];
     *plan = (kvd_tier_plan){.name = kvd__tier_name((kvd_tier)i), .fits = t->fits, .chosen = p.chosen == (kvd_tier)i,
                             .need_bytes = t->need_bytes, .resident_tokens = t->resident_tokens,
-                            .max_tokens = tier_max_tokens(m, &p, (kvd_tier)i)};
+                            .max_tokens = kvd__longest(tier_need, &(tier_of){m, &p, (kvd_tier)i}, p.lim.budget_bytes, m->config.n_ctx)};
     if (t->fits) {
         plan->prefill_tokens_per_s = (double)(n_prompt > 0 ? n_prompt : 1) / t->prefill_s;
         plan->decode_tokens_per_s = t->decode_tokens_per_s;

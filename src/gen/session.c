@@ -208,7 +208,7 @@ static int run_pass(kvd_session *s, const kvd_pass_plan *plan, bool disk, int64_
 /* Ids for n tokens, in steps. Shrinking does not fail. */
 static int fit_ids(kvd_session *s, int64_t n, kvd_error *err)
 {
-    int64_t want = (n + KVD__CHECKPOINT_STEP - 1) / KVD__CHECKPOINT_STEP * KVD__CHECKPOINT_STEP;
+    int64_t want = kvd__checkpoint_capacity(n);
     if (want == s->capacity)
         return 0;
     int32_t *ids = kvd__realloc(s->m->ledger, KVD_ACC_CHECKPOINT, s->ids, (size_t)want * sizeof *ids, err);
@@ -383,13 +383,7 @@ void kvd_session_get_stats(const kvd_session *s, kvd_session_stats *st)
     st->tier = !st->evicted_tokens ? "full" : s->spill ? "disk" : "recompute";
     st->disk = s->spill != NULL;
     st->disk_error = s->disk_off ? s->disk_error.message : NULL;
-    if (s->spill) {
-        kvd_spill_stats d;
-        kvd__spill_stats(s->spill, &d);
-        st->disk_read_bytes += d.read_bytes;
-        st->disk_written_bytes += d.written_bytes;
-        st->disk_wait_s += 1e-9 * (double)d.wait_ns;
-    }
+    kvd__disk_add_stats(s, st);
 }
 
 /* ---- laboratory ------------------------------------------------------------------- */

@@ -4,8 +4,6 @@
 
 #include "base/error.h"
 
-static int64_t ceil_block(int64_t n) { return (n + KVD__BLOCK - 1) / KVD__BLOCK; }
-
 int kvd__kv_create(kvd_kv **out, const kvd_kv_shape *s, kvd_ledger *l, kvd_error *err)
 {
     kvd_kv *kv = kvd__alloc(l, KVD_ACC_HOST, sizeof *kv, err);
@@ -100,7 +98,7 @@ static int keep(kvd_kv *kv, int kind, int64_t from, int64_t to, kvd_error *err)
 /* Tables for n tokens, in steps. Shrinking does not fail. */
 static int fit_tables(kvd_kv *kv, int64_t n_tokens, kvd_error *err)
 {
-    int64_t step = KVD__CHECKPOINT_STEP / KVD__BLOCK, want = (ceil_block(n_tokens) + step - 1) / step * step;
+    int64_t want = kvd__checkpoint_capacity(n_tokens) / KVD__BLOCK;
     if (want == kv->n_slots)
         return 0;
     for (int kind = 0; kind < (kv->shape.window ? 2 : 1); kind++) {
@@ -120,7 +118,7 @@ static int fit_tables(kvd_kv *kv, int64_t n_tokens, kvd_error *err)
 static int64_t first_block(const kvd_pass_plan *p)
 {
     int64_t n = p->n_before + p->n_new;
-    return p->start < n ? p->start / KVD__BLOCK : ceil_block(n);
+    return p->start < n ? p->start / KVD__BLOCK : kvd__blocks(n);
 }
 
 void kvd__kv_evict(kvd_kv *kv, const kvd_pass_plan *p)
@@ -137,7 +135,7 @@ void kvd__kv_evict(kvd_kv *kv, const kvd_pass_plan *p)
 int kvd__kv_begin(kvd_kv *kv, const kvd_pass_plan *p, kvd_error *err)
 {
     kvd_error local_error, *e = err ? err : &local_error; /* the code is needed either way */
-    int64_t first = first_block(p), end = ceil_block(p->n_before + p->n_new);
+    int64_t first = first_block(p), end = kvd__blocks(p->n_before + p->n_new);
     kvd__kv_evict(kv, p);
     int rc = fit_tables(kv, p->n_tokens, e);
     if (!rc)
@@ -162,9 +160,9 @@ void kvd__kv_end(kvd_kv *kv, const kvd_pass_plan *p, bool done)
     if (!done) {
         /* Positions [kv->start, n_before) are whole as before; the rest is not. */
         drop(kv, 0, 0, kv->start / KVD__BLOCK);
-        drop(kv, 0, ceil_block(p->n_before), kv->n_slots);
+        drop(kv, 0, kvd__blocks(p->n_before), kv->n_slots);
         drop(kv, 1, 0, kv->local_start / KVD__BLOCK);
-        drop(kv, 1, ceil_block(p->n_before), kv->n_slots);
+        drop(kv, 1, kvd__blocks(p->n_before), kv->n_slots);
         if (kv->start >= p->n_before)
             kvd__kv_clear(kv);
         fit_tables(kv, kv->end, NULL);
@@ -190,8 +188,8 @@ void kvd__kv_truncate(kvd_kv *kv, int64_t n)
         kvd__kv_reset(kv, n);
         return;
     }
-    drop(kv, 0, ceil_block(n), kv->n_slots);
-    drop(kv, 1, ceil_block(n), kv->n_slots);
+    drop(kv, 0, kvd__blocks(n), kv->n_slots);
+    drop(kv, 1, kvd__blocks(n), kv->n_slots);
     kv->end = n;
     fit_tables(kv, n, NULL);
 }
@@ -207,7 +205,7 @@ void kvd__kv_reset(kvd_kv *kv, int64_t n)
 {
     kvd__kv_clear(kv);
     kv->start = kv->local_start = kv->end = n;
-    if (ceil_block(n) < kv->n_slots)
+    if (kvd__blocks(n) < kv->n_slots)
         fit_tables(kv, n, NULL);
 }
 

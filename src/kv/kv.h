@@ -46,6 +46,9 @@ typedef struct kvd_kv_shape {
     int64_t stream_row_bytes;        /* of one position, while in a pass */
 } kvd_kv_shape;
 
+/* Blocks that n positions from 0 on touch. */
+static inline int64_t kvd__blocks(int64_t n) { return (n + KVD__BLOCK - 1) / KVD__BLOCK; }
+
 int kvd__kv_layers(const kvd_kv_shape *s, bool local);
 /* Bytes of one layer's block: 2 * n_kv * d_head * 16 * b. */
 int64_t kvd__kv_block_bytes(const kvd_kv_shape *s);
@@ -80,6 +83,10 @@ typedef struct kvd_pass_plan {
 /* Ids and block tables of n tokens; capacity grows in steps of
  * KVD__CHECKPOINT_STEP tokens. */
 enum { KVD__CHECKPOINT_STEP = 256 };
+static inline int64_t kvd__checkpoint_capacity(int64_t n_tokens)
+{
+    return (n_tokens + KVD__CHECKPOINT_STEP - 1) / KVD__CHECKPOINT_STEP * KVD__CHECKPOINT_STEP;
+}
 int64_t kvd__checkpoint_bytes(const kvd_kv_shape *s, int64_t n_tokens);
 
 /* Bytes of the context memory of a pass after which [start, n_before + n_new) is
@@ -104,6 +111,11 @@ int kvd__pass_plan(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_befor
 int64_t kvd__least_bytes(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_tokens);
 int64_t kvd__full_bytes(const kvd_kv_shape *s, int64_t n_tokens);
 int64_t kvd__max_tokens(const kvd_kv_shape *s, const kvd_limits *lim, int64_t max_tokens);
+
+/* The largest n of 0..most whose need is within the budget, for any need that grows
+ * with n and is 0 for 0. */
+typedef int64_t kvd_need_fn(const void *ctx, int64_t n_tokens);
+int64_t kvd__longest(kvd_need_fn *need, const void *ctx, int64_t budget_bytes, int64_t most);
 
 /* ---- the disk tier (residency_disk.c) ------------------------------------------ */
 

@@ -57,8 +57,7 @@ static void plan_recompute(const kvd_kv_shape *s, const kvd_limits *lim, const k
                            kvd_plan_of_tier *p)
 {
     double t = 0;
-    int64_t n = n_prompt + n_new;
-    p->need_bytes = kvd__least_bytes(s, lim, n);
+    p->need_bytes = kvd__least_bytes(s, lim, n_prompt + n_new);
     p->fits = !lim->full && p->need_bytes <= lim->budget_bytes;
     if (!p->fits)
         return;
@@ -82,9 +81,9 @@ static void plan_recompute(const kvd_kv_shape *s, const kvd_limits *lim, const k
 static void plan_disk(const kvd_kv_shape *s, const kvd_limits *lim, const kvd_plan_rates *r, const kvd_spill_options *spill,
                       int64_t n_prompt, int64_t n_new, kvd_plan_of_tier *p)
 {
-    int64_t n = n_prompt + n_new, buffers = kvd__spill_bytes(s, spill), at = 0, start = 0;
+    int64_t buffers = kvd__spill_bytes(s, spill), at = 0, start = 0;
     double t = 0, column = (double)kvd__kv_block_bytes(s) * s->n_layers / KVD__BLOCK;
-    p->need_bytes = kvd__disk_least_bytes(s, n) + buffers;
+    p->need_bytes = kvd__disk_least_bytes(s, n_prompt + n_new) + buffers;
     p->fits = !lim->full && r->disk_read_bytes_s > 0 && r->disk_write_bytes_s > 0 && p->need_bytes <= lim->budget_bytes;
     if (!p->fits)
         return;
@@ -109,7 +108,6 @@ static void plan_disk(const kvd_kv_shape *s, const kvd_limits *lim, const kvd_pl
         p->resident_tokens = at - start;
     }
     p->decode_tokens_per_s = SAMPLES / t;
-    (void)n;
 }
 
 void kvd__plan_tiers(const kvd_kv_shape *s, const kvd_limits *lim, const kvd_plan_rates *r, const kvd_spill_options *spill,

@@ -17,12 +17,9 @@
  * heads) is wider than its K and V. So a plan may also take fewer new tokens at a
  * time, or begin again from position 0 where what is held stands in the way; what
  * kvd__least_bytes promises, kvd__pass_plan finds from every state. */
+#include "base/minmax.h"
 #include "base/error.h"
 #include "kv/kv.h"
-
-static int64_t ceil_block(int64_t n) { return (n + KVD__BLOCK - 1) / KVD__BLOCK; }
-static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 int kvd__kv_layers(const kvd_kv_shape *s, bool local)
 {
@@ -39,7 +36,7 @@ int64_t kvd__kv_block_bytes(const kvd_kv_shape *s)
 
 int64_t kvd__checkpoint_bytes(const kvd_kv_shape *s, int64_t n_tokens)
 {
-    int64_t cap = (n_tokens + KVD__CHECKPOINT_STEP - 1) / KVD__CHECKPOINT_STEP * KVD__CHECKPOINT_STEP;
+    int64_t cap = kvd__checkpoint_capacity(n_tokens);
     return cap * (int64_t)sizeof(int32_t) + cap / KVD__BLOCK * (int64_t)sizeof(char *) * (s->window ? 2 : 1);
 }
 
@@ -47,14 +44,14 @@ int64_t kvd__checkpoint_bytes(const kvd_kv_shape *s, int64_t n_tokens)
  * next query, at n, sees from n - window + 1 on. */
 static int64_t local_keep_block(const kvd_kv_shape *s, int64_t start, int64_t n)
 {
-    return max64(start, max64(0, n - s->window + 1)) / KVD__BLOCK;
+    return kvd__max64(start, kvd__max64(0, n - s->window + 1)) / KVD__BLOCK;
 }
 
 void kvd__pass_cost(const kvd_kv_shape *s, int64_t n_before, int64_t start_before, int64_t n_new, int64_t start,
                     kvd_pass_plan *p)
 {
-    int64_t n = n_before + n_new, e = min64(max64(start, start_before), n_before);
-    int64_t block = kvd__kv_block_bytes(s), end = ceil_block(n);
+    int64_t n = n_before + n_new, e = kvd__min64(kvd__max64(start, start_before), n_before);
+    int64_t block = kvd__kv_block_bytes(s), end = kvd__blocks(n);
     *p = (kvd_pass_plan){.n_before = n_before, .n_new = n_new, .n_tokens = n, .start = start, .recompute = e, .n_rows = e + n_new};
 
     int64_t first = start < n ? start / KVD__BLOCK : end; /* start == n: nothing stays */
@@ -63,17 +60,17 @@ void kvd__pass_cost(const kvd_kv_shape *s, int64_t n_before, int64_t start_befor
     p->scratch_end_block = first;
     if (s->window) {
         p->keep_block = start < n ? local_keep_block(s, start, n) : end;
-        p->held_end_block = e < n_before ? ceil_block(n_before) : 0;
-        p->held_block = min64(local_keep_block(s, e, n_before), p->held_end_block);
+        p->held_end_block = e < n_before ? kvd__blocks(n_before) : 0;
+        p->held_block = kvd__min64(local_keep_block(s, e, n_before), p->held_end_block);
         int64_t held = p->held_end_block - p->held_block;
-        int64_t overlap = min64(p->held_end_block, end) - max64(p->held_block, p->keep_block);
-        int64_t local = held + (end - p->keep_block) - (held > 0 ? max64(0, overlap) : 0);
+        int64_t overlap = kvd__min64(p->held_end_block, end) - kvd__max64(p->held_block, p->keep_block);
+        int64_t local = held + (end - p->keep_block) - (held > 0 ? kvd__max64(0, overlap) : 0);
         p->kv_bytes += local * block * kvd__kv_layers(s, true);
         /* New rows that do not stay end where keep_block begins, rebuilt ones with
          * their tile: attention may touch all of a tile. */
         int64_t rebuilt = (e + KVD__TILE - 1) / KVD__TILE * KVD__TILE_BLOCKS;
-        int64_t local_end = p->keep_block > n_before / KVD__BLOCK ? p->keep_block : min64(p->keep_block, rebuilt);
-        p->scratch_end_block = max64(first, local_end);
+        int64_t local_end = p->keep_block > n_before / KVD__BLOCK ? p->keep_block : kvd__min64(p->keep_block, rebuilt);
+        p->scratch_end_block = kvd__max64(first, local_end);
     }
     if (p->scratch_end_block < p->scratch_block)
         p->scratch_end_block = p->scratch_block;
@@ -94,13 +91,13 @@ static int64_t least_start(const kvd_limits *lim, int64_t n)
         return 0;
     if (lim->kv_tokens == 0)
         return n;
-    return max64(0, n - lim->kv_tokens) / KVD__BLOCK * KVD__BLOCK;
+    return kvd__max64(0, n - lim->kv_tokens) / KVD__BLOCK * KVD__BLOCK;
 }
 
 /* The next candidate: multiples of 16, then n itself. */
 static int64_t next_start(int64_t start, int64_t n)
 {
-    return min64(start / KVD__BLOCK * KVD__BLOCK + KVD__BLOCK, n);
+    return kvd__min64(start / KVD__BLOCK * KVD__BLOCK + KVD__BLOCK, n);
 }
 
 /* A pass on the way to n_tokens: ids and tables are for all of them. */
@@ -119,10 +116,10 @@ static int64_t cost_on_way(const kvd_kv_shape *s, int64_t n_tokens, int64_t n_be
  * by how many blocks it touches, so the last 16 lengths hold the maximum. */
 static int64_t walk_bytes(const kvd_kv_shape *s, int64_t n, int64_t start)
 {
-    int64_t most = 0, from = s->window ? max64(1, n - KVD__BLOCK + 1) : n;
+    int64_t most = 0, from = s->window ? kvd__max64(1, n - KVD__BLOCK + 1) : n;
     kvd_pass_plan p;
     for (int64_t i = from; i <= n; i++)
-        most = max64(most, cost_on_way(s, n, i - 1, min64(start, i), 1, min64(start, i), &p));
+        most = kvd__max64(most, cost_on_way(s, n, i - 1, kvd__min64(start, i), 1, kvd__min64(start, i), &p));
     return most;
 }
 
@@ -169,8 +166,8 @@ static bool plan_walk(const kvd_kv_shape *s, const kvd_limits *lim, int64_t n_be
 {
     if (start_before > start)
         return false;
-    for (int64_t p = min64(n_left, lim->piece_tokens); p > 0; p /= 2)
-        if (cost_on_way(s, n_before + n_left, n_before, start_before, p, min64(start, n_before + p), plan) <= lim->budget_bytes)
+    for (int64_t p = kvd__min64(n_left, lim->piece_tokens); p > 0; p /= 2)
+        if (cost_on_way(s, n_before + n_left, n_before, start_before, p, kvd__min64(start, n_before + p), plan) <= lim->budget_bytes)
             return true;
     return false;
 }
@@ -218,15 +215,31 @@ int64_t kvd__full_bytes(const kvd_kv_shape *s, int64_t n_tokens)
     return n_tokens > 0 ? walk_bytes(s, n_tokens, 0) : 0;
 }
 
-int64_t kvd__max_tokens(const kvd_kv_shape *s, const kvd_limits *lim, int64_t max_tokens)
+int64_t kvd__longest(kvd_need_fn *need, const void *ctx, int64_t budget_bytes, int64_t most)
 {
-    int64_t lo = 0, hi = max_tokens; /* lo fits, the answer is in [lo, hi] */
+    int64_t lo = 0, hi = most; /* lo fits, the answer is in [lo, hi] */
     while (lo < hi) {
         int64_t mid = lo + (hi - lo + 1) / 2;
-        if (kvd__least_bytes(s, lim, mid) <= lim->budget_bytes)
+        if (need(ctx, mid) <= budget_bytes)
             lo = mid;
         else
             hi = mid - 1;
     }
     return lo;
+}
+
+typedef struct {
+    const kvd_kv_shape *s;
+    const kvd_limits *lim;
+} limited;
+
+static int64_t least_of(const void *ctx, int64_t n)
+{
+    const limited *x = ctx;
+    return kvd__least_bytes(x->s, x->lim, n);
+}
+
+int64_t kvd__max_tokens(const kvd_kv_shape *s, const kvd_limits *lim, int64_t max_tokens)
+{
+    return kvd__longest(least_of, &(limited){s, lim}, lim->budget_bytes, max_tokens);
 }

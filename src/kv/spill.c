@@ -12,6 +12,7 @@
  * wants 4096-byte alignment of address and length, blocks have 64; and what is
  * gathered in it goes out in one call. */
 #define _GNU_SOURCE
+#include "base/minmax.h"
 #include "kv/spill.h"
 
 #include <assert.h>
@@ -43,8 +44,6 @@ typedef struct sizes {
 
 static bool mul(int64_t a, int64_t b, int64_t *out) { return !__builtin_mul_overflow(a, b, out); }
 static bool add(int64_t a, int64_t b, int64_t *out) { return !__builtin_add_overflow(a, b, out); }
-static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-
 /* False: the options (or the shape) can not be. */
 static bool measure(const kvd_kv_shape *s, const kvd_spill_options *o, sizes *z)
 {
@@ -56,8 +55,8 @@ static bool measure(const kvd_kv_shape *s, const kvd_spill_options *o, sizes *z)
     if (z->block <= 0 || !add(z->block, KVD__SPILL_ALIGN - 1, &z->record))
         return false;
     z->record = z->record / KVD__SPILL_ALIGN * KVD__SPILL_ALIGN;
-    z->segment_blocks = min64(o->segment_blocks, o->max_blocks);
-    z->write_blocks = min64(o->write_blocks, o->max_blocks);
+    z->segment_blocks = kvd__min64(o->segment_blocks, o->max_blocks);
+    z->write_blocks = kvd__min64(o->write_blocks, o->max_blocks);
     int64_t records, n, per_block = s->n_layers * (int64_t)sizeof(uint64_t) + (int64_t)sizeof(uint16_t);
     return mul(z->segment_blocks, o->n_slots, &n) && add(n, z->write_blocks, &n) && mul(n, z->record, &n) &&
            add(n, KVD__SPILL_ALIGN, &z->layer) && /* to align the first */
@@ -161,10 +160,10 @@ static int64_t gather(kvd_spill *sp, int layer, int64_t block, int64_t to, kvd_s
 
 static int write_group(kvd_spill *sp, int layer, int64_t block, int64_t n, kvd_error *err)
 {
-    int64_t bytes = n * sp->record_bytes, done, before = kvd__spill_now_ns();
+    int64_t bytes = n * sp->record_bytes, done, before = kvd__now_ns();
     int error;
     bool ok = kvd__spill_file_write(sp, sp->bounce, bytes, kvd__spill_offset(sp, layer, block), &done, &error);
-    sp->write_ns += kvd__spill_now_ns() - before;
+    sp->write_ns += kvd__now_ns() - before;
     if (!ok)
         return kvd__fail(err, KVD_E_IO, "spill file, writing layer %d, block %lld: %s", layer,
                          (long long)(block + done / sp->record_bytes), error ? strerror(error) : "nothing was written");
@@ -221,7 +220,7 @@ bool kvd__spill_has_layer(const kvd_spill *sp, int layer, int64_t block)
 void kvd__spill_drop(kvd_spill *sp, int64_t from_block)
 {
     assert(!sp->reading);
-    int64_t from = from_block < 0 ? 0 : min64(from_block, sp->max_blocks), n = sp->max_blocks - from;
+    int64_t from = from_block < 0 ? 0 : kvd__min64(from_block, sp->max_blocks), n = sp->max_blocks - from;
     for (int layer = 0; layer < sp->n_layers && n; layer++)
         memset(kvd__spill_sum(sp, layer, from), 0, (size_t)n * sizeof *sp->sums);
     memset(sp->n_there + from, 0, (size_t)n * sizeof *sp->n_there);

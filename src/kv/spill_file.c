@@ -102,7 +102,7 @@ static int open_named(kvd_spill *sp, int dir_fd, int flags)
         uint64_t r = 0;
         char name[40];
         if (getrandom(&r, sizeof r, GRND_NONBLOCK) != sizeof r)
-            r = (uint64_t)kvd__spill_now_ns() * UINT64_C(0x9e3779b97f4a7c15) + (uint64_t)getpid();
+            r = (uint64_t)kvd__now_ns() * UINT64_C(0x9e3779b97f4a7c15) + (uint64_t)getpid();
         snprintf(name, sizeof name, ".kvd-spill-%016llx", (unsigned long long)r);
         int fd = sp->ops->open(sp->ops_ctx, dir_fd, name, flags | O_CREAT | O_EXCL | O_NOFOLLOW);
         if (fd < 0 && errno == EEXIST)

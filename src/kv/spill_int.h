@@ -4,8 +4,8 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "kv/spill.h"
 
 /* Where the next segment begins. Reader and consumer walk the same ranges, each with
@@ -52,13 +52,6 @@ struct kvd_spill {
     int64_t failed;    /* the first segment that failed, INT64_MAX: none */
     kvd_error failure; /* of that one */
 };
-
-static inline int64_t kvd__spill_now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
-}
 
 static inline off_t kvd__spill_offset(const kvd_spill *sp, int layer, int64_t block)
 {

@@ -91,9 +91,9 @@ static void *reader(void *arg)
         }
         sp->n_busy++;
         pthread_mutex_unlock(&sp->mutex);
-        int64_t before = kvd__spill_now_ns();
+        int64_t before = kvd__now_ns();
         int rc = load(sp, &seg, slot_of(sp, i), &err);
-        int64_t ns = kvd__spill_now_ns() - before;
+        int64_t ns = kvd__now_ns() - before;
         pthread_mutex_lock(&sp->mutex);
         sp->n_busy--;
         sp->read_ns += ns;
@@ -190,10 +190,10 @@ static int await(kvd_spill *sp, kvd_error *err)
     int rc = 0;
     pthread_mutex_lock(&sp->mutex);
     if (!decided(sp)) {
-        int64_t before = kvd__spill_now_ns();
+        int64_t before = kvd__now_ns();
         while (!decided(sp))
             pthread_cond_wait(&sp->ready, &sp->mutex);
-        sp->wait_ns += kvd__spill_now_ns() - before;
+        sp->wait_ns += kvd__now_ns() - before;
     }
     if (sp->failed <= sp->taken) {
         rc = sp->failure.code;

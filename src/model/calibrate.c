@@ -2,20 +2,12 @@
  * with this model's own shapes and formats, in about a second. Passes run without
  * resident blocks over a few hundred rows; what they take does not grow with any
  * context and is not the budget's, so it has a ledger of its own. */
-#define _GNU_SOURCE
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "kv/plan.h"
 #include "model/pass.h"
 #include "model/steps.h"
-
-static double seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* Seconds of a pass over n new rows of an empty session that keeps nothing. */
 static int pass_seconds(struct kvd_model *m, const kvd_kv_shape *s, int64_t n, int64_t n_logits, double *out, kvd_error *err)
@@ -34,9 +26,9 @@ static int pass_seconds(struct kvd_model *m, const kvd_kv_shape *s, int64_t n, i
         kvd_pass pass = {.spans = &span, .n_spans = 1, .stream = stream, .stream_type = KVD_KV_F32};
         for (int64_t i = 0; i < n; i++)
             ids[i] = (int32_t)(i * 7919 % m->config.n_vocab);
-        double t0 = seconds();
+        double t0 = kvd__seconds();
         rc = kvd__model_pass(m, &pass, err);
-        *out = seconds() - t0;
+        *out = kvd__seconds() - t0;
         kvd__kv_end(kv, &plan, false);
     }
     kvd__kv_destroy(&kv);
@@ -87,7 +79,7 @@ static void tiles_job(void *ctx, int tid, int n_threads)
     }
     for (int round = 0; round < 3; round++) {
         kvd__pool_barrier(j->m->pool);
-        double t0 = seconds();
+        double t0 = kvd__seconds();
         for (int64_t tile = tid; tile < j->n_tiles; tile += n_threads) {
             const char *k = j->blocks + tile * j->tile_bytes, *v = k + j->tile_bytes / 2;
             for (int b = 0; b < KVD__TILE_BLOCKS; b++) {
@@ -99,7 +91,7 @@ static void tiles_job(void *ctx, int tid, int n_threads)
             j->m->kern.attn_tile(&t, lane->M, lane->L, lane->O, lane->attn);
         }
         kvd__pool_barrier(j->m->pool);
-        double d = (seconds() - t0) / (double)j->n_tiles;
+        double d = (kvd__seconds() - t0) / (double)j->n_tiles;
         if (tid == 0 && (round == 0 || d < j->best_s))
             j->best_s = d;
     }

@@ -1,9 +1,8 @@
-#define _GNU_SOURCE
 #include "model/steps.h"
 
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/half.h"
 
 kvd_row kvd__row_at(const kvd_pass *p, int64_t row)
@@ -28,9 +27,7 @@ void kvd__stage_end(kvd_worker *w, kvd_stage stage)
 {
     if (w->tid || !w->m->profile)
         return;
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    uint64_t now = (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    uint64_t now = (uint64_t)kvd__now_ns();
     if (w->mark_ns)
         w->m->stage_ns[stage] += now - w->mark_ns;
     w->mark_ns = now;

@@ -1,4 +1,5 @@
 /* The walk of gemm_tiles.h: groups of panels, tiles of tokens, chunks of K. */
+#include "base/minmax.h"
 #include "kern/x86/gemm_tiles.h"
 
 #include <string.h>
@@ -48,8 +49,6 @@ static void fill_block(const kvd__walk *w, const kvd_acts *a, int64_t t, int64_t
     }
 }
 
-static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-
 /* Panels whose weights stay in the second-level cache while several tiles pass;
  * with one tile there is nothing to keep. */
 static int64_t group_panels(int64_t n_panels, int64_t panel_bytes, int64_t n_tiles)
@@ -69,17 +68,17 @@ void kvd__gemm_walk(const kvd__walk *w, float *y, int64_t ld_y, const void *pane
     for (int64_t i = 0; i < n_panels; i += group)
         for (int64_t tile = 0, t0 = 0, n; tile < n_tiles; tile++, t0 += n) {
             n = (T - t0 + n_tiles - tile - 1) / (n_tiles - tile); /* as even as can be */
-            const int64_t chunk = min64(KVD__SIDE_WORDS / (words * n), KVD__CHUNK_BYTES / (w->block_elems * n));
+            const int64_t chunk = kvd__min64(KVD__SIDE_WORDS / (words * n), KVD__CHUNK_BYTES / (w->block_elems * n));
             kvd__tile c = {
                 .y = y + t0 * ld_y + KVD__PANEL_ROWS * i,
                 .ld_y = ld_y,
                 .panel_bytes = panel_bytes,
-                .n_panels = min64(group, n_panels - i),
+                .n_panels = kvd__min64(group, n_panels - i),
                 .ld = a->ld_q,
                 .side = side,
             };
             for (int64_t b0 = 0; b0 < n_blocks; b0 += chunk) {
-                c.n_blocks = min64(chunk, n_blocks - b0);
+                c.n_blocks = kvd__min64(chunk, n_blocks - b0);
                 for (int64_t t = 0; t < n; t++)
                     for (int64_t b = 0; b < c.n_blocks; b++)
                         fill_block(w, a, t0 + t, b0 + b, side + b * words * n + t, (int)n);
@@ -105,11 +104,11 @@ void kvd__gemm_walk_float(kvd__tile_fn *const *tiles, int max_tokens, int elem_b
                 .y = y + t0 * ld_y + KVD__PANEL_ROWS * i,
                 .ld_y = ld_y,
                 .panel_bytes = panel_bytes,
-                .n_panels = min64(group, n_panels - i),
+                .n_panels = kvd__min64(group, n_panels - i),
                 .ld = a->ld_x,
             };
             for (int64_t k0 = 0; k0 < K; k0 += chunk) {
-                c.n_blocks = min64(chunk, K - k0);
+                c.n_blocks = kvd__min64(chunk, K - k0);
                 c.panels = (const uint8_t *)panels + i * panel_bytes + k0 * k_bytes;
                 c.x = a->x + t0 * a->ld_x + k0;
                 c.carry = k0 > 0;
