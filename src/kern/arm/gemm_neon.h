@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "kern/arm/neon.h"
-#include "kern/x86/gemm_tiles.h"
+#include "kern/gemm_tiles.h"
 
 enum { KVD__NEON_TOKENS = 8 };
 

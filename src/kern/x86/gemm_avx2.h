@@ -6,7 +6,7 @@
 #include <immintrin.h>
 #include <string.h>
 
-#include "kern/x86/gemm_tiles.h"
+#include "kern/gemm_tiles.h"
 
 enum { KVD__AVX2_TOKENS = 5 }; /* two sums each, and what makes them: 15 registers */
 #define EACH_TOKEN KVD__EACH_5

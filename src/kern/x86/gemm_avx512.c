@@ -256,23 +256,7 @@ KVD__INLINE int quant_block(const float *x, const int n, int8_t *q, float *d, in
     return 0;
 }
 
-static int quant_q8_32(const float *x, int64_t K, int8_t *q, float *d, float *s, int32_t *bsum)
-{
-    for (int64_t b = 0; b < K / 32; b++) {
-        if (quant_block(x + 32 * b, 32, q + 32 * b, d + b, bsum + b, 32))
-            return -1;
-        s[b] = d[b] * (float)bsum[b];
-    }
-    return 0;
-}
-
-static int quant_q8_256(const float *x, int64_t K, int8_t *q, float *d, int32_t *bsum)
-{
-    for (int64_t b = 0; b < K / 256; b++)
-        if (quant_block(x + 256 * b, 256, q + 256 * b, d + b, bsum + 16 * b, 16))
-            return -1;
-    return 0;
-}
+KVD__DEFINE_QUANTISERS
 
 /* ---- the table ------------------------------------------------------------ */
 

@@ -5,7 +5,7 @@
 #include <immintrin.h>
 #include <string.h>
 
-#include "kern/x86/gemm_tiles.h"
+#include "kern/gemm_tiles.h"
 
 enum { KVD__AVX512_TOKENS = 12 }; /* a sum and a chain each, and some weights: 32 registers */
 #define EACH_TOKEN KVD__EACH_12

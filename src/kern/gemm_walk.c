@@ -1,6 +1,6 @@
 /* The walk of gemm_tiles.h: groups of panels, tiles of tokens, chunks of K. */
 #include "base/minmax.h"
-#include "kern/x86/gemm_tiles.h"
+#include "kern/gemm_tiles.h"
 
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* kern/x86, internal: how the x86 matrix products walk their operands.
+/* kern, internal: how the matrix products of all instruction sets walk their operands.
  *
  * A *tile* is a few tokens (5 or 12 at most) that share each unpacked weight. Tile
  * functions are instantiated for every token count, so that sums live in
@@ -15,8 +15,8 @@
  * stream instead of several for each token, and biases are folded in once for
  * all panels. Rejected: to copy the 8-bit activations too; it costs as much as
  * one panel's product, and callers may come with few panels. */
-#ifndef KVD_KERN_X86_GEMM_TILES_H
-#define KVD_KERN_X86_GEMM_TILES_H
+#ifndef KVD_KERN_GEMM_TILES_H
+#define KVD_KERN_GEMM_TILES_H
 
 #include "kern/kern.h"
 #include "quant/panel.h"
@@ -176,10 +176,32 @@ typedef struct kvd__walk {
     int bias;
 } kvd__walk;
 
-/* gemm_walk.c; compiled once for every ISA of x86: no arithmetic on floats. */
+/* gemm_walk.c; compiled once for all: no arithmetic on floats. */
 void kvd__gemm_walk(const kvd__walk *w, float *y, int64_t ld_y, const void *panels, int64_t n_panels, int64_t K,
                     const kvd_acts *a, int64_t T);
 void kvd__gemm_walk_float(kvd__tile_fn *const *tiles, int max_tokens, int elem_bytes, float *y, int64_t ld_y,
                           const void *panels, int64_t n_panels, int64_t K, const kvd_acts *a, int64_t T);
+
+/* Defines quant_q8_32 and quant_q8_256 of the table from the file's
+ *   int quant_block(const float *x, int n, int8_t *q, float *d, int32_t *bsum, int n_sum)
+ * which quantises n elements with one scale and a sum for every n_sum, and returns
+ * -1 if amax is not finite. */
+#define KVD__DEFINE_QUANTISERS                                                                       \
+    static int quant_q8_32(const float *x, int64_t K, int8_t *q, float *d, float *s, int32_t *bsum)  \
+    {                                                                                                \
+        for (int64_t b = 0; b < K / 32; b++) {                                                       \
+            if (quant_block(x + 32 * b, 32, q + 32 * b, d + b, bsum + b, 32))                        \
+                return -1;                                                                           \
+            s[b] = d[b] * (float)bsum[b];                                                            \
+        }                                                                                            \
+        return 0;                                                                                    \
+    }                                                                                                \
+    static int quant_q8_256(const float *x, int64_t K, int8_t *q, float *d, int32_t *bsum)           \
+    {                                                                                                \
+        for (int64_t b = 0; b < K / 256; b++)                                                        \
+            if (quant_block(x + 256 * b, 256, q + 256 * b, d + b, bsum + 16 * b, 16))                \
+                return -1;                                                                           \
+        return 0;                                                                                    \
+    }
 
 #endif
