@@ -44,11 +44,28 @@ typedef struct kvd_session kvd_session;
 
 /* ---- settings ------------------------------------------------------------- */
 
-/* What of the KV cache may be dropped. */
+/* What of the KV cache may be dropped. The first two are exact: the same bits,
+ * whatever is dropped. The others are the field's lossy baselines (docs/baselines.md):
+ * each attends to kv_tokens positions at most, the new one included, and what is
+ * dropped is gone. kv_tokens must then be 8 or more, there is no disk tier, and a
+ * session can be rewound to 0 only and not be parked. */
 typedef enum kvd_policy {
-    KVD_POLICY_KV_DIRECT, /* over the budget: drop the oldest, recompute in the pass */
-    KVD_POLICY_FULL       /* keep everything; KVD_E_BUDGET when it does not fit */
+    KVD_POLICY_KV_DIRECT,     /* over the budget: drop the oldest, recompute in the pass */
+    KVD_POLICY_FULL,          /* keep everything; KVD_E_BUDGET when it does not fit */
+    KVD_POLICY_WINDOW,        /* the last kv_tokens */
+    KVD_POLICY_STREAMING_LLM, /* the first four and the last ones; arXiv 2309.17453 */
+    KVD_POLICY_H2O,           /* accumulated attention and the last ones, per KV head; arXiv 2306.14048 */
+    KVD_POLICY_SNAPKV,        /* what the prompt's end attends to, pooled, per KV head; arXiv 2404.14469 */
+    KVD_POLICY_TOVA           /* what the last token attends to, per layer; arXiv 2401.06104 */
 } kvd_policy;
+/* "kv-direct", "full", "window", "streaming-llm", "h2o", "snapkv", "tova" */
+KVD_API const char *kvd_policy_name(kvd_policy p);
+
+/* Of a lossy policy: where keys stand for RoPE. */
+typedef enum kvd_positions {
+    KVD_POSITIONS_ORIGINAL, /* where they stood in the text */
+    KVD_POSITIONS_RENUMBER  /* 0, 1, 2, ... among what is kept (StreamingLLM's own way) */
+} kvd_positions;
 
 /* Where what is dropped comes from again. */
 typedef enum kvd_evict_to {
@@ -87,7 +104,8 @@ typedef struct kvd_model_options {
 KVD_API void kvd_model_options_defaults(kvd_model_options *o);
 
 typedef struct kvd_session_options {
-    kvd_policy policy;       /* default KVD_POLICY_KV_DIRECT */
+    kvd_policy policy;       /* default KVD_POLICY_KV_DIRECT. Lossy ones change bits. */
+    kvd_positions positions; /* default KVD_POSITIONS_ORIGINAL */
     kvd_float_type kv_type;  /* default KVD_TYPE_F16. Changes bits. */
     kvd_float_type stream;   /* default KVD_TYPE_F32. Changes bits. */
     kvd_evict_to evict_to;   /* default KVD_EVICT_AUTO */
@@ -96,7 +114,8 @@ typedef struct kvd_session_options {
     const kvd_rates *rates;  /* for KVD_EVICT_AUTO with spill_dir: kvd_generate then takes the tier that
                                 the planner finds fastest; borrowed for the call; default NULL: recompute */
     int64_t kv_tokens;       /* B: positions kept resident, from 16*floor((T-B)/16) on;
-                                0: none; -1 (default): as many as the budget allows */
+                                0: none; -1 (default): as many as the budget allows.
+                                Lossy policies: the budget of each KV head */
 } kvd_session_options;
 
 KVD_API void kvd_session_options_defaults(kvd_session_options *o);

@@ -14,18 +14,29 @@ extern "C" {
 #endif
 
 /* Called during kvd_session_feed and kvd_generate on the calling thread, for
- * every row of the pass, recomputed positions included. Pointers are valid for
- * the call; what residual and kv_made change, the pass goes on with. Any may be
- * NULL. Watching costs two barriers per layer; nothing when no taps are set. */
+ * every row of the pass from position from_pos on, recomputed positions included.
+ * Pointers are valid for the call; what is not const may be changed, and the pass goes
+ * on with it. Any may be NULL. Watching costs barriers in each layer; nothing when no
+ * taps are set. q: [n_heads][d_head]. */
 typedef struct kvd_lab_taps {
     void *ctx;
+    int64_t from_pos; /* rows of positions below are not shown; 0: all are */
     /* Residual entering layer (0 .. n_layers - 1), or, as layer n_layers, the one
      * leaving the last layer (only for rows whose logits are wanted). */
     void (*residual)(void *ctx, int layer, int64_t pos, float *h);
+    /* q, K and V as their products leave them (bias included), before QK-norm and
+     * rotation. */
+    void (*projected)(void *ctx, int layer, int64_t pos, float *q, float *k, float *v);
     /* K and V as computed, before rounding to the KV type. */
     void (*kv_made)(void *ctx, int layer, int64_t pos, float *k, float *v);
     /* K and V as attention reads them, after rounding. */
     void (*kv_read)(void *ctx, int layer, int64_t pos, const float *k, const float *v);
+    /* What attention gives each query head, before W_o. out: [n_heads][d_head]. At the
+     * last layer only rows whose logits are wanted get here and to weights. */
+    void (*attention)(void *ctx, int layer, int64_t pos, float *out);
+    /* Softmax weights of a query head over positions first .. first + n - 1, computed
+     * apart from the engine's by plain loops: equal to them but for the last bits. */
+    void (*weights)(void *ctx, int layer, int64_t pos, int head, int64_t first, int64_t n, const float *p);
 } kvd_lab_taps;
 
 /* Copies *taps; NULL removes them. */
@@ -37,6 +48,19 @@ KVD_API void kvd_lab_set_taps(kvd_session *s, const kvd_lab_taps *taps);
  * 0, KVD_E_RANGE, KVD_E_NUMERIC. One computing call at a time per model. */
 KVD_API int kvd_lab_reconstruct(kvd_session *s, int layer, int64_t pos, const float *residual, float *k, float *v,
                                 kvd_error *err);
+
+/* The same for n positions at once, on the model's threads: what recomputing costs
+ * when the residual of each layer is at hand. residuals: [n][d_model]; k, v:
+ * [n][n_kv_heads][d_head]. The same bits as one by one. */
+KVD_API int kvd_lab_reconstruct_rows(kvd_session *s, int layer, int64_t n, const int64_t *pos, const float *residuals,
+                                     float *k, float *v, kvd_error *err);
+
+/* Matrices of a layer as the file holds them, y = W x + b. */
+typedef enum kvd_lab_matrix { KVD_LAB_WQ, KVD_LAB_WK, KVD_LAB_WV, KVD_LAB_WO, KVD_LAB_GATE, KVD_LAB_UP, KVD_LAB_DOWN } kvd_lab_matrix;
+/* Dequantised: w [n_rows][n_columns] (NULL: the shape only), bias [n_rows] (may be
+ * NULL; zeros where there is none). KVD_E_RANGE. Any thread. */
+KVD_API int kvd_lab_get_matrix(const kvd_model *m, int layer, kvd_lab_matrix which, int64_t *n_rows, int64_t *n_columns,
+                               float *w, float *bias, kvd_error *err);
 
 /* Test builds (-Dtest_hooks=true): change the stored K of (layer, pos) by one unit
  * in the last place, in every later pass. KVD_E_UNSUPPORTED in other builds. */

@@ -1,0 +1,9 @@
+#include "lab/lab.h"
+
+int lab_latency(const lab *l, json_t *result, kvd_error *err)
+{
+    (void)l, (void)result;
+    *err = (kvd_error){.code = KVD_E_UNSUPPORTED};
+    snprintf(err->message, sizeof err->message, "latency: not in this build");
+    return KVD_E_UNSUPPORTED;
+}
