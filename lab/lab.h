@@ -14,6 +14,7 @@
  *     "plots":    [{"name", "title", "kind", "table", "x", "y", "by", ...}],
  *     "notes":    ["what a reader must know to use the numbers", ...],
  *     "paper_rows": [{"what", "paper", "ours", "verdict", "why"}],
+ *     "check_failed": true,   (only where a guarantee did not hold; see lab_check_failed)
  *     "seconds":  12.3
  *   }
  *
@@ -42,6 +43,7 @@ typedef struct lab {
     kvd_model *m;
     kvd_model_info info;
     const char *model_file;      /* its name without folders */
+    const char *cpu;             /* the machine's, as it calls itself, or NULL */
     kvd_session_options so;      /* numbers (kv_type, stream), tier, spill_dir; the policy is the experiment's */
     int64_t n_new;               /* -n; 0: the experiment's default */
     bool quick;                  /* minutes instead of hours */
@@ -57,7 +59,8 @@ typedef struct lab {
     int head;                    /* KV head of --what kv; -1: all */
     bool at_all;                 /* --at all: every position, not the last alone */
     bool patch_kv;               /* --what kv */
-    /* Told what is going on; non-zero to cancel. May be NULL. */
+    /* Told what is going on; non-zero to cancel. what NULL: nothing new, only asked
+     * whether to go on. May be NULL. */
     int (*tick)(void *ctx, const char *what, int64_t done, int64_t total);
     void *tick_ctx;
 } lab;
@@ -100,8 +103,13 @@ typedef struct lab_column {
 
 /* Add a table to the result; borrowed from it. columns end with a NULL key. */
 json_t *lab_table(json_t *result, const char *name, const char *title, const lab_column *columns);
-/* Add a row; takes the array, as json_pack("[i, f, s?]", ...) makes it. */
+/* Add a row; takes the array, as json_pack("[i, f, s?]", ...) makes it. NULL, as
+ * json_pack gives for a number that is not finite or a string that is no UTF-8: a row
+ * of nulls. Too short or too long a row is made to fit. */
 void lab_row(json_t *table, json_t *cells);
+/* A cell for json_pack's "o": null where x is not finite; text of any bytes. */
+json_t *lab_number(double x);
+json_t *lab_text(const char *text, size_t n);
 
 /* Add a plot of a table: points with columns x and y, one series for each value of
  * column by (NULL: one). kind "lines", "points", "bars" or "heat" (x across, y down,
@@ -112,19 +120,29 @@ void lab_plot(json_t *result, const char *name, const char *title, const char *k
 
 void lab_note(json_t *result, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void lab_setting(json_t *result, const char *key, json_t *value); /* takes value */
+/* A guarantee did not hold (a kv-direct row is not exactly full's): a note, and the
+ * program's exit code will be 1. */
+void lab_check_failed(json_t *result, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Our value beside the paper's. */
 void lab_paper(json_t *result, const char *what, const char *paper, const char *ours, const char *verdict, const char *why);
 
-/* Print all tables and notes for a person; tables are cut to what fits a terminal. */
+/* Print all tables and notes for a person; tables are cut to what fits if out is a
+ * terminal (print.c). */
 void lab_print(const json_t *result, FILE *out);
-/* A table as TSV with a header line of keys. */
+/* A table as TSV with a header line of keys. null is empty; tab, newline and
+ * backslash in text are \t, \n, \\; numbers have all their digits. */
 void lab_write_tsv(const json_t *table, FILE *out);
+/* A cell as a person reads it, in one line; "-" for null. A zero that is exact is "0". */
+void lab_cell(const json_t *cell, int decimals, char *out, size_t size);
+/* Length of the valid UTF-8 sequence at text, 0 if there is none. */
+size_t lab_utf8(const char *text, size_t n);
 
 /* ---- drawing (plot.c), by gnuplot ----------------------------------------------- */
 
 /* Draw a plot of the result. path ends with .svg or .png. 0; KVD_E_UNSUPPORTED:
  * no gnuplot; KVD_E_IO. */
 int lab_draw(const json_t *result, const json_t *plot, const char *path, kvd_error *err);
+bool lab_can_draw(void); /* is there a gnuplot in PATH? */
 
 /* ---- shared arithmetic (stat.c), all in f64 --------------------------------------- */
 
@@ -141,6 +159,8 @@ double lab_seconds(void);
 void lab_hash(const void *data, size_t n, char hex[17]);
 /* 0, or KVD_E_CANCELLED with err set. */
 int lab_tick(const lab *l, const char *what, int64_t done, int64_t total, kvd_error *err);
+/* Let l->tick cancel the passes of a session too (it gets what NULL). l must outlive s. */
+void lab_watch(const lab *l, kvd_session *s);
 
 /* ---- policies by name ---------------------------------------------------------- */
 

@@ -201,6 +201,8 @@ static int rewind_to_common(talk *t, const int32_t *ids, int64_t n, int64_t *com
     int64_t n_have = kvd_session_tokens(t->s, &have), k = 0;
     while (k < n_have && k < n - 1 && have[k] == ids[k])
         k++;
+    if (k < n_have && cli_lossy(t->c->so.policy))
+        k = 0; /* what it forgot is not there to go back to */
     *common = k;
     return k < n_have ? kvd_session_rewind(t->s, k, err) : 0;
 }

@@ -14,7 +14,9 @@ enum {
     LONG_ACTIVATIONS, LONG_TEMP, LONG_TOP_K, LONG_TOP_P, LONG_MIN_P, LONG_REPEAT, LONG_PRESENCE, LONG_FREQUENCY,
     LONG_BIAS, LONG_SEED, LONG_STOP, LONG_IGNORE_EOS, LONG_RAW, LONG_SYSTEM, LONG_TEMPLATE, LONG_JSON, LONG_RECEIPT,
     LONG_QUIET, LONG_NO_BOS, LONG_SPECIAL, LONG_CHUNKS, LONG_QUICK, LONG_FULL, LONG_INJECT, LONG_NO_THINK,
-    LONG_STATS, LONG_PROFILE, LONG_EVICT_TO, LONG_SPILL_DIR, LONG_CONTEXT, LONG_RECALIBRATE, LONG_ROPE, LONG_HELP
+    LONG_STATS, LONG_PROFILE, LONG_EVICT_TO, LONG_SPILL_DIR, LONG_CONTEXT, LONG_RECALIBRATE, LONG_ROPE, LONG_POSITIONS,
+    LONG_POLICIES, LONG_TASKS, LONG_CHUNK_TOKENS, LONG_FIRST_SCORED, LONG_DONOR, LONG_RECIPIENT, LONG_LAYER, LONG_HEAD,
+    LONG_AT, LONG_WHAT, LONG_HELLASWAG, LONG_AGAIN, LONG_HELP
 };
 
 typedef struct {
@@ -28,7 +30,11 @@ typedef struct {
 static const option_row rows[] = {
     {"m", 'm', true, OPT_MODEL, "FILE", "model, a GGUF file"},
     {"p", 'p', true, OPT_PROMPT, "TEXT", "prompt"},
-    {"f", 'f', true, OPT_PROMPT | OPT_EVAL, "FILE", "read the text from a file (else standard input)"},
+    {"f", 'f', true, OPT_PROMPT, "FILE", "read the text from a file (else standard input)"},
+    {"f", 'f', true, OPT_EVAL, "FILE", "perplexity: a text; hellaswag: tasks, as 6 lines each or JSONL"},
+    {"f", 'f', true, OPT_LAB_TEXT, "FILE", "a text instead of the experiment's own"},
+    {"f", 'f', true, OPT_REPORT, "FILE", "text for perplexity and baselines (the paper: WikiText-2, raw test split)"},
+    {"m", 'm', true, OPT_REPORT, "FILE", "model, a GGUF file; may be repeated"},
     {"n", 'n', true, OPT_GENERATE | OPT_PLAN, "N", "new tokens at most; 256 (chat: 512 an answer); -1: until the end token or T_max"},
     {"raw", LONG_RAW, false, OPT_RAW, NULL, "the prompt as it is, without chat template"},
     {"system", LONG_SYSTEM, true, OPT_GENERATE, "TEXT", "system message of the chat template"},
@@ -37,12 +43,23 @@ static const option_row rows[] = {
     {"stats", LONG_STATS, false, OPT_CHAT, NULL, "tokens, rates and what was recomputed after each answer"},
     {"kv-budget", LONG_BUDGET, true, OPT_MEMORY, "SIZE", "context memory, e.g. 64M; half of what is available"},
     {"kv-tokens", LONG_KV_TOKENS, true, OPT_MEMORY, "B", "keep K and V of about the last B positions; 0: of none"},
-    {"policy", LONG_POLICY, true, OPT_MEMORY, "NAME", "kv-direct, or full: keep everything"},
+    {"policy", LONG_POLICY, true, OPT_MEMORY, "NAME", "kv-direct; full: keep everything; lossy, to compare: window, streaming-llm, h2o, snapkv, tova"},
+    {"positions", LONG_POSITIONS, true, OPT_MEMORY, "HOW", "lossy policies: original, or renumber what is kept"},
     {"evict-to", LONG_EVICT_TO, true, OPT_MEMORY, "TIER", "auto, recompute, disk: where evicted K and V come from again"},
-    {"spill-dir", LONG_SPILL_DIR, true, OPT_MEMORY, "DIR", "folder of the disk tier; the user's cache folder"},
+    {"spill-dir", LONG_SPILL_DIR, true, OPT_MEMORY | OPT_LAB, "DIR", "folder of the disk tier; the user's cache folder"},
     {"recalibrate", LONG_RECALIBRATE, false, OPT_MEMORY, NULL, "measure this machine again for the planner"},
     {"context", LONG_CONTEXT, true, OPT_PLAN, "N", "tokens of prompt and answer"},
-    {"o", 'o', true, OPT_PLAN, "FILE", "write the curve as TSV"},
+    {"o", 'o', true, OPT_PLAN, "FILE", "write the curve: a drawing as .svg or .png, else TSV"},
+    {"o", 'o', true, OPT_LAB, "FILE", "write tables as .tsv, all as .json, plots as .svg or .png"},
+    {"o", 'o', true, OPT_REPORT, "DIR", "folder of the report; what is there already is not run again"},
+    {"n", 'n', true, OPT_LAB_NEW, "N", "tokens to generate, instead of the experiment's own number"},
+    {"policies", LONG_POLICIES, true, OPT_POLICIES, "LIST", "e.g. full,kv-direct:64,window:64,h2o:128:renumber; eval: paper for the paper's"},
+    {"donor", LONG_DONOR, true, OPT_PATCH, "TEXT", "prompt whose residual is put in; the paper's"},
+    {"recipient", LONG_RECIPIENT, true, OPT_PATCH, "TEXT", "prompt that it is put into; the paper's"},
+    {"layer", LONG_LAYER, true, OPT_PATCH, "L", "one layer; all"},
+    {"at", LONG_AT, true, OPT_PATCH, "WHERE", "last: at the last position; all: at every position"},
+    {"what", LONG_WHAT, true, OPT_PATCH, "WHAT", "residual; kv: keys and values"},
+    {"head", LONG_HEAD, true, OPT_PATCH, "H", "of --what kv: one KV head; all"},
     {"kv-type", LONG_KV_TYPE, true, OPT_NUMBERS, "TYPE", "f16, bf16, f32"},
     {"stream", LONG_STREAM, true, OPT_NUMBERS, "TYPE", "residual stream: f32, f16, bf16"},
     {"activations", LONG_ACTIVATIONS, true, OPT_NUMBERS, "KIND", "auto (8 bit with quantised weights) or f32"},
@@ -62,9 +79,14 @@ static const option_row rows[] = {
     {"ignore-eos", LONG_IGNORE_EOS, false, OPT_GENERATE, NULL, "go on after end tokens"},
     {"no-bos", LONG_NO_BOS, false, OPT_TEXT, NULL, "add no BOS token"},
     {"special", LONG_SPECIAL, false, OPT_TEXT, NULL, "control tokens are parsed in the prompt and shown in the text"},
-    {"chunks", LONG_CHUNKS, true, OPT_EVAL, "N", "the first N chunks of 512 tokens; all"},
-    {"quick", LONG_QUICK, false, OPT_VERIFY, NULL, "fewer lengths and combinations"},
-    {"full", LONG_FULL, false, OPT_VERIFY, NULL, "more combinations"},
+    {"chunks", LONG_CHUNKS, true, OPT_EVAL, "N", "perplexity: the first N chunks; all"},
+    {"chunk-tokens", LONG_CHUNK_TOKENS, true, OPT_EVAL, "N", "perplexity: tokens of a chunk; 512"},
+    {"first-scored", LONG_FIRST_SCORED, true, OPT_EVAL, "N", "perplexity: the first token of a chunk that counts; 257"},
+    {"tasks", LONG_TASKS, true, OPT_EVAL, "N", "hellaswag: the first N tasks; all"},
+    {"hellaswag", LONG_HELLASWAG, true, OPT_REPORT, "FILE", "HellaSwag tasks"},
+    {"again", LONG_AGAIN, true, OPT_REPORT, "NAME", "run this experiment again; may be repeated; all: each"},
+    {"quick", LONG_QUICK, false, OPT_VERIFY | OPT_LAB | OPT_REPORT, NULL, "fewer lengths and combinations"},
+    {"full", LONG_FULL, false, OPT_VERIFY | OPT_REPORT, NULL, "more combinations"},
     {"rope", LONG_ROPE, true, OPT_VERIFY, "HOW", "absolute; window-relative also shows the paper's Eq. 16 on sliding layers"},
     {"inject", LONG_INJECT, true, OPT_VERIFY, "LAYER:POS", "test builds: disturb one value by one ulp"},
     {"p", 'p', true, OPT_BENCH, "LIST", "prompt lengths, e.g. 128,512; 512; 0: none"},
@@ -217,11 +239,17 @@ static bool apply_machine(cli *c, int value, const char *a)
     case LONG_KV_TOKENS:
         return integer(a, 0, INT64_MAX / 4, &c->so.kv_tokens);
     case LONG_POLICY:
-        i = choice(a, (const char *const[]){"kv-direct", "full", NULL});
+        i = choice(a, (const char *const[]){"kv-direct", "full", "window", "streaming-llm", "h2o", "snapkv", "tova", NULL});
         c->so.policy = (kvd_policy)i;
         c->policy_given = true;
         return i >= 0;
+    case LONG_POSITIONS:
+        i = choice(a, (const char *const[]){"original", "renumber", NULL});
+        c->so.positions = (kvd_positions)i;
+        c->positions_given = true;
+        return i >= 0;
     case LONG_EVICT_TO:
+        c->evict_given = true;
         i = choice(a, (const char *const[]){"auto", "recompute", "disk", NULL});
         c->so.evict_to = (kvd_evict_to)i;
         return i >= 0;
@@ -291,12 +319,57 @@ static bool apply_generate(cli *c, int value, const char *a)
     }
 }
 
+/* A number, or "all" for -1. */
+static bool number_or_all(const char *a, int *out)
+{
+    int64_t n = -1;
+    bool ok = !strcmp(a, "all") || integer(a, 0, INT_MAX, &n);
+    *out = (int)n;
+    return ok;
+}
+
+static bool apply_lab(cli *c, int value, const char *a)
+{
+    int i;
+    switch (value) {
+    case LONG_POLICIES: c->policies = a; return *a != 0;
+    case LONG_CHUNKS: return integer(a, 1, INT64_MAX / 4096, &c->chunks);
+    case LONG_TASKS: return integer(a, 1, INT64_MAX / 4096, &c->tasks);
+    case LONG_CHUNK_TOKENS: return integer(a, 2, 1 << 20, &c->chunk_tokens);
+    case LONG_FIRST_SCORED: return integer(a, 1, 1 << 20, &c->first_scored);
+    case LONG_DONOR: c->donor = a; return *a != 0;
+    case LONG_RECIPIENT: c->recipient = a; return *a != 0;
+    case LONG_LAYER: return number_or_all(a, &c->layer);
+    case LONG_HEAD: return number_or_all(a, &c->head);
+    case LONG_AT:
+        i = choice(a, (const char *const[]){"last", "all", NULL});
+        c->at_all = i == 1;
+        return i >= 0;
+    case LONG_WHAT:
+        i = choice(a, (const char *const[]){"residual", "kv", NULL});
+        c->patch_kv = i == 1;
+        return i >= 0;
+    case LONG_HELLASWAG: c->hellaswag = a; return *a != 0;
+    case LONG_AGAIN:
+        if (c->n_again == CLI_AGAIN)
+            return false;
+        c->again[c->n_again++] = a;
+        return true;
+    default:
+        return false;
+    }
+}
+
 static bool apply(cli *c, int value, const char *a)
 {
     int64_t n;
     char rest[64];
     switch (value) {
-    case 'm': c->model = a; return true;
+    case 'm':
+        if (c->n_models == CLI_MODELS)
+            return false;
+        c->models[c->n_models++] = c->model = a;
+        return true;
     case 'p': c->prompt = a; return true;
     case 'f': c->file = a; return true;
     case LONG_RAW: return c->raw = true;
@@ -316,14 +389,13 @@ static bool apply(cli *c, int value, const char *a)
     case LONG_RECALIBRATE: return c->recalibrate = true;
     case LONG_CONTEXT: return integer(a, 1, INT64_MAX / 4, &c->context);
     case 'o': c->output = a; return true;
-    case LONG_CHUNKS: return integer(a, 1, INT64_MAX / 4096, &c->chunks);
     case LONG_INJECT:
         if (!pair(a, &n, rest, sizeof rest) || !integer(rest, 0, INT_MAX, &c->inject_pos))
             return false;
         c->inject_layer = (int)n;
         return true;
     default:
-        return apply_machine(c, value, a) || apply_generate(c, value, a);
+        return apply_machine(c, value, a) || apply_generate(c, value, a) || apply_lab(c, value, a);
     }
 }
 
@@ -360,11 +432,26 @@ static const option_row *find(int value, unsigned groups)
     return r;
 }
 
+bool cli_lossy(kvd_policy p) { return p != KVD_POLICY_KV_DIRECT && p != KVD_POLICY_FULL; }
+
+/* What goes with a lossy policy and what does not. */
+static int check_policy(const cli *c)
+{
+    enum { LEAST = 8 }; /* kvd.h */
+    if (!cli_lossy(c->so.policy))
+        return c->positions_given ? cli_fail(EXIT_USAGE, "--positions is for lossy policies (docs/baselines.md)") : 0;
+    if (c->so.kv_tokens < LEAST)
+        return cli_fail(EXIT_USAGE, "a lossy --policy needs --kv-tokens %d or more: what it keeps", LEAST);
+    if (c->evict_given)
+        return cli_fail(EXIT_USAGE, "a lossy --policy forgets: --evict-to does not go with it");
+    return 0;
+}
+
 int cli_parse(cli *c, int argc, char **argv, const char *command, unsigned groups, int max_words)
 {
     struct option longs[N_ROWS + 1];
     int n = 0;
-    *c = (cli){.inject_layer = -1, .repetitions = 3};
+    *c = (cli){.inject_layer = -1, .repetitions = 3, .layer = -1, .head = -1};
     kvd_model_options_defaults(&c->mo);
     kvd_session_options_defaults(&c->so);
     kvd_generate_options_defaults(&c->go);
@@ -396,11 +483,11 @@ int cli_parse(cli *c, int argc, char **argv, const char *command, unsigned group
     }
     c->go.stop = c->stop;
     c->go.sampling.bias = c->bias;
-    if ((groups & OPT_MODEL) && !c->model)
+    if ((groups & (OPT_MODEL | OPT_REPORT)) && !c->model)
         return cli_fail(EXIT_USAGE, "no model: -m FILE (kvd %s --help)", command);
     if (c->prompt && c->file)
         return cli_fail(EXIT_USAGE, "-p and -f exclude each other");
     if (c->so.policy == KVD_POLICY_FULL && c->so.kv_tokens >= 0)
         return cli_fail(EXIT_USAGE, "--policy full keeps everything: --kv-tokens does not go with it");
-    return 0;
+    return check_policy(c);
 }

@@ -7,6 +7,7 @@
 
 #include "kvd/kvd.h"
 #include "kvd/kvd_lab.h"
+#include "lab/lab.h"
 
 enum {
     EXIT_OK = 0,
@@ -29,26 +30,41 @@ enum {
     OPT_JSON = 1 << 6,     /* --json */
     OPT_OUTPUT = 1 << 7,   /* --receipt --quiet */
     OPT_TEXT = 1 << 8,     /* --no-bos --special */
-    OPT_EVAL = 1 << 9,     /* --chunks */
+    OPT_EVAL = 1 << 9,     /* -f --chunks --tasks --chunk-tokens --first-scored */
     OPT_VERIFY = 1 << 10,  /* --quick --full --inject --rope */
     OPT_BENCH = 1 << 11,   /* -p -n -d -r as lists of numbers, --profile */
     OPT_RAW = 1 << 12,     /* --raw */
     OPT_CHAT = 1 << 13,    /* --stats */
     OPT_PLAN = 1 << 14,    /* --context -n -o */
+    OPT_LAB = 1 << 15,     /* --quick -o --spill-dir: what all experiments take */
+    OPT_LAB_TEXT = 1 << 16, /* -f: a text of the user's */
+    OPT_LAB_NEW = 1 << 17, /* -n: tokens to generate */
+    OPT_POLICIES = 1 << 18, /* --policies */
+    OPT_PATCH = 1 << 19,   /* --donor --recipient --layer --at --what --head */
+    OPT_REPORT = 1 << 20,  /* -m several times, -o -f --hellaswag --quick --full --again */
 };
+
+enum { CLI_MODELS = 32, CLI_AGAIN = 64 };
 
 typedef struct cli {
     const char *model, *prompt, *file, *system, *template_name;
     bool raw, json, receipt, quiet, no_bos, special, quick, full, no_think, stats;
-    bool n_given, budget_given, policy_given, stream_given, kv_type_given;
+    bool n_given, budget_given, policy_given, positions_given, evict_given, stream_given, kv_type_given;
     kvd_model_options mo;
     kvd_session_options so;
     kvd_generate_options go;
-    int64_t chunks; /* of eval; 0: all */
+    int64_t chunks, tasks, chunk_tokens, first_scored; /* of eval; 0: all, the experiment's own */
+    const char *policies; /* "full,window:64" */
+    const char *donor, *recipient; /* of patch, with the next five */
+    bool at_all, patch_kv;
+    int layer, head; /* -1: all */
+    const char *models[CLI_MODELS]; /* each -m of report */
+    int n_models;
+    const char *hellaswag, *again[CLI_AGAIN]; /* of report */
+    int n_again;
     const char *depths, *new_tokens; /* of bench: lists as given */
     int64_t context;      /* of plan */
     const char *output;   /* -o */
-    bool new_given;       /* -n was */
     bool recalibrate;
     bool window_relative; /* of verify: --rope window-relative */
     int64_t repetitions;
@@ -70,6 +86,8 @@ int cli_parse(cli *c, int argc, char **argv, const char *command, unsigned group
 
 /* "64M", "1.5G", "4096": bytes; -1 if malformed. */
 int64_t cli_bytes(const char *text);
+/* Does this policy forget? */
+bool cli_lossy(kvd_policy p);
 /* Human readable bytes; buf of 32. */
 const char *cli_size(int64_t bytes, char *buf);
 
@@ -116,8 +134,13 @@ bool cli_put_text(FILE *f, const char *text, size_t n);
 /* A progress bar on stderr if it is a terminal and not --quiet; cancels on
  * SIGINT. Give it to kvd_session_set_progress with NULL. */
 int cli_progress(void *ctx, int64_t done, int64_t total, int64_t rows, int64_t recomputed);
+/* The same for an experiment of lab/: what it is at, and how far. */
+int cli_lab_progress(void *ctx, const char *what, int64_t done, int64_t total);
 void cli_progress_clear(void);
 void cli_progress_allow(bool on);
+
+/* What the machine calls its CPU; "" if it does not say. */
+void cli_cpu_name(char *out, size_t size);
 
 /* High-water mark of resident memory, and setting it back. Bytes, -1: unknown. */
 int64_t cli_peak_bytes(void);
@@ -132,8 +155,12 @@ int cli_close_stdout(void);
 json_t *cli_json_ids(const int32_t *ids, int64_t n);
 json_t *cli_json_ledger(const kvd_model *m);
 json_t *cli_json_model(const kvd_model *m);
-/* A string that may hold invalid UTF-8: such bytes become U+FFFD. */
-json_t *cli_json_text(const char *text, size_t n);
+/* Run one experiment of lab/ as the options say, and print it (cmd_lab.c). An exit code. */
+int cli_run_experiment(cli *c, const char *name);
+/* Has path one of these endings (ended by NULL)? Its index, or -1. */
+int cli_ending(const char *path, const char *const *endings);
+/* Draw a plot of a result. An exit code. */
+int cli_draw(const json_t *result, const json_t *plot, const char *path);
 
 double cli_seconds(void);
 
@@ -145,5 +172,8 @@ int cmd_verify(int argc, char **argv);
 int cmd_eval(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_plan(int argc, char **argv);
+int cmd_lab(int argc, char **argv);
+int cmd_patch(int argc, char **argv);
+int cmd_report(int argc, char **argv);
 
 #endif

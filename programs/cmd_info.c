@@ -63,7 +63,7 @@ static json_t *token_json(const kvd_model *m, int32_t id)
 {
     size_t n = 0;
     const char *text = id < 0 ? "" : kvd_token_text(m, id, true, &n);
-    return id < 0 ? json_null() : json_pack("{s:i, s:o}", "id", id, "text", cli_json_text(text, n));
+    return id < 0 ? json_null() : json_pack("{s:i, s:o}", "id", id, "text", lab_text(text, n));
 }
 
 static json_t *tokenizer_json(const facts *f)
@@ -73,8 +73,8 @@ static json_t *tokenizer_json(const facts *f)
         if (kvd_token_is_end(f->m, id))
             json_array_append_new(ends, token_json(f->m, id));
     json_t *o = json_object();
-    json_object_set_new(o, "model", cli_json_text(f->i.tokenizer, strlen(f->i.tokenizer)));
-    json_object_set_new(o, "pre", cli_json_text(f->i.pretokenizer, strlen(f->i.pretokenizer)));
+    json_object_set_new(o, "model", lab_text(f->i.tokenizer, strlen(f->i.tokenizer)));
+    json_object_set_new(o, "pre", lab_text(f->i.pretokenizer, strlen(f->i.pretokenizer)));
     json_object_set_new(o, "bos", token_json(f->m, kvd_token_bos(f->m)));
     json_object_set_new(o, "adds_bos", json_boolean(kvd_tokenize_adds_bos(f->m)));
     json_object_set_new(o, "eos", token_json(f->m, kvd_token_eos(f->m)));

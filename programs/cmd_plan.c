@@ -142,7 +142,7 @@ int cmd_plan(int argc, char **argv)
         kvd_session_options full = c.so;
         full.policy = KVD_POLICY_FULL;
         full.kv_tokens = -1;
-        p.n_new = c.new_given && c.go.max_tokens > 0 ? c.go.max_tokens : 100;
+        p.n_new = c.n_given && c.go.max_tokens > 0 ? c.go.max_tokens : 100;
         p.n_new = p.n_new < c.context ? p.n_new : c.context - 1;
         p.n_prompt = c.context - p.n_new;
         p.budget = c.budget_given ? budget : kvd_memory_available() / 2;

@@ -70,7 +70,7 @@ static json_t *report(const kvd_model *m, const kvd_session *s, const kvd_result
                                                   "written_bytes", (json_int_t)st.disk_written_bytes, "wait_s", st.disk_wait_s,
                                                   "error", st.disk_error));
     json_t *o = json_object();
-    json_object_set_new(o, "text", cli_json_text(r->text ? r->text : "", r->n_text));
+    json_object_set_new(o, "text", lab_text(r->text ? r->text : "", r->n_text));
     json_object_set_new(o, "tokens", cli_json_ids(r->tokens, r->n_tokens));
     json_object_set_new(o, "receipt", json_string(r->receipt));
     json_object_set_new(o, "prompt_tokens", json_integer(r->prompt_tokens));

@@ -14,7 +14,10 @@ static const struct {
     {"info", "what a model file is", cmd_info},
     {"tokenize", "text to token ids", cmd_tokenize},
     {"verify", "prove the guarantees on a model", cmd_verify},
-    {"eval", "perplexity", cmd_eval},
+    {"eval", "perplexity, HellaSwag", cmd_eval},
+    {"patch", "a donor's residual, or K and V, in another prompt's pass", cmd_patch},
+    {"lab", "the paper's other experiments", cmd_lab},
+    {"report", "all experiments on some models, as one page", cmd_report},
     {"plan", "what fits a budget and how fast, before loading", cmd_plan},
     {"bench", "prefill and decode rates", cmd_bench},
 };

@@ -12,22 +12,10 @@
 /* The CPU's name and this build's version: rates of another are not ours. */
 static void machine_name(char *out, size_t size)
 {
-    char line[512] = "", host[128] = "";
-    FILE *f = fopen("/proc/cpuinfo", "re");
-    *out = 0;
+    char cpu[256], host[128] = "";
+    cli_cpu_name(cpu, sizeof cpu);
     gethostname(host, sizeof host - 1);
-    while (f && fgets(line, sizeof line, f)) {
-        char *colon = strchr(line, ':');
-        if (!strncmp(line, "model name", 10) && colon) {
-            line[strcspn(line, "\n")] = 0;
-            snprintf(out, size, "%s|%s|" KVD_VERSION, colon + 2, host);
-            break;
-        }
-    }
-    if (f)
-        fclose(f);
-    if (!*out)
-        snprintf(out, size, "%s|" KVD_VERSION, host);
+    snprintf(out, size, "%s%s%s|" KVD_VERSION, cpu, *cpu ? "|" : "", host);
 }
 
 /* All that the rates depend on, as one line. */
@@ -119,7 +107,7 @@ int cli_choose_tier(cli *c, kvd_model *m, int64_t n_prompt, int64_t n_tokens)
     int64_t now, peak, budget;
     kvd_session_options full = c->so;
     kvd_plan plan;
-    if (c->so.evict_to != KVD_EVICT_AUTO || c->so.policy == KVD_POLICY_FULL)
+    if (c->so.evict_to != KVD_EVICT_AUTO || c->so.policy != KVD_POLICY_KV_DIRECT)
         return 0;
     full.policy = KVD_POLICY_FULL;
     full.kv_tokens = -1;

@@ -124,7 +124,7 @@ int cli_spill_dir(cli *c)
         *c->cache_dir = 0;
         return must ? cli_fail(EXIT_RESOURCES, "the cache folder: %s; give --spill-dir", strerror(e)) : 0;
     }
-    if (c->so.evict_to != KVD_EVICT_RECOMPUTE && !c->so.spill_dir)
+    if (c->so.evict_to != KVD_EVICT_RECOMPUTE && !c->so.spill_dir && !cli_lossy(c->so.policy))
         c->so.spill_dir = c->cache_dir;
     return 0;
 }
@@ -188,6 +188,27 @@ int cli_progress(void *ctx, int64_t done, int64_t total, int64_t rows, int64_t r
     return 0;
 }
 
+int cli_lab_progress(void *ctx, const char *what, int64_t done, int64_t total)
+{
+    (void)ctx;
+    if (interrupted)
+        return 1;
+    double now = cli_seconds();
+    if (bar_begun == 0)
+        bar_begun = now;
+    if (!what || !bar_allowed || now - bar_begun < 0.5 || now - bar_last < 0.1)
+        return 0;
+    bar_last = now;
+    bar_shown = true;
+    char bar[21];
+    for (int i = 0; i < 20; i++)
+        bar[i] = total > 0 && i < (int)((double)done / (double)total * 20) ? '#' : '.';
+    bar[20] = 0;
+    fprintf(stderr, "\r\033[K[%s] %s, %lld of %lld, %.0f s", bar, what, (long long)done, (long long)total, now - bar_begun);
+    fflush(stderr);
+    return 0;
+}
+
 /* ---- what is said of a session before it begins ---------------------------------------------- */
 
 int64_t cli_max_tokens(const cli *c, const kvd_model *m)
@@ -209,6 +230,9 @@ void cli_first_line(const cli *c, const kvd_model *m)
                                                                                             : "recompute";
     if (c->so.policy == KVD_POLICY_FULL)
         fprintf(stderr, "kvd: full");
+    else if (cli_lossy(c->so.policy)) /* not to be taken for the exact engine */
+        fprintf(stderr, "kvd: %s, LOSSY: a token sees %lld positions at most%s, the others are forgotten", kvd_policy_name(c->so.policy),
+                (long long)c->so.kv_tokens, c->so.positions == KVD_POSITIONS_RENUMBER ? ", renumbered" : "");
     else
         fprintf(stderr, "kvd: kv-direct (%s%s)", tier, c->so.kv_tokens >= 0 ? ", --kv-tokens" : "");
     fprintf(stderr, ", budget %s, T_max %lld tokens\n",
@@ -228,6 +252,22 @@ static int64_t status_bytes(const char *key)
     if (f)
         fclose(f);
     return kib < 0 ? -1 : kib * 1024;
+}
+
+void cli_cpu_name(char *out, size_t size)
+{
+    char line[512];
+    FILE *f = fopen("/proc/cpuinfo", "re");
+    *out = 0;
+    while (f && !*out && fgets(line, sizeof line, f)) {
+        char *colon = strchr(line, ':');
+        if (!strncmp(line, "model name", 10) && colon) {
+            line[strcspn(line, "\n")] = 0;
+            snprintf(out, size, "%s", colon[1] ? colon + 2 : "");
+        }
+    }
+    if (f)
+        fclose(f);
 }
 
 int64_t cli_peak_bytes(void) { return status_bytes("VmHWM:"); }
@@ -271,28 +311,13 @@ json_t *cli_json_ids(const int32_t *ids, int64_t n)
     return a;
 }
 
-/* Length of the valid UTF-8 sequence at p, 0 if there is none. */
-static size_t sequence(const unsigned char *p, size_t n)
-{
-    unsigned char c = p[0];
-    size_t len = c < 0x80 ? 1 : c >= 0xc2 && c < 0xe0 ? 2 : c >= 0xe0 && c < 0xf0 ? 3 : c >= 0xf0 && c < 0xf5 ? 4 : 0;
-    if (!len || len > n)
-        return 0;
-    for (size_t i = 1; i < len; i++)
-        if ((p[i] & 0xc0) != 0x80)
-            return 0;
-    if ((c == 0xe0 && p[1] < 0xa0) || (c == 0xed && p[1] > 0x9f) || (c == 0xf0 && p[1] < 0x90) || (c == 0xf4 && p[1] > 0x8f))
-        return 0;
-    return len;
-}
-
 bool cli_put_text(FILE *f, const char *text, size_t n)
 {
     const unsigned char *p = (const unsigned char *)text;
     if (!isatty(fileno(f)))
         return fwrite(text, 1, n, f) == n;
     for (size_t i = 0, k; i < n; i += k) {
-        k = sequence(p + i, n - i);
+        k = lab_utf8(text + i, n - i);
         bool c0 = k == 1 && (p[i] < 0x20 || p[i] == 0x7f) && p[i] != '\n' && p[i] != '\t';
         bool c1 = k == 2 && p[i] == 0xc2 && p[i + 1] < 0xa0;
         if (k && !c0 && !c1)
@@ -302,21 +327,6 @@ bool cli_put_text(FILE *f, const char *text, size_t n)
         k = k ? k : 1;
     }
     return !ferror(f);
-}
-
-json_t *cli_json_text(const char *text, size_t n)
-{
-    char *out = malloc(3 * n + 1);
-    size_t len = 0;
-    for (size_t i = 0; out && i < n;) {
-        size_t k = sequence((const unsigned char *)text + i, n - i);
-        memcpy(out + len, k ? text + i : "\xef\xbf\xbd", k ? k : 3);
-        len += k ? k : 3;
-        i += k ? k : 1;
-    }
-    json_t *s = out ? json_stringn_nocheck(out, len) : NULL;
-    free(out);
-    return s;
 }
 
 json_t *cli_json_ledger(const kvd_model *m)
@@ -335,7 +345,7 @@ json_t *cli_json_model(const kvd_model *m)
     kvd_model_info info;
     kvd_model_get_info(m, &info);
     json_t *o = json_object();
-    json_object_set_new(o, "name", cli_json_text(info.name, strlen(info.name)));
+    json_object_set_new(o, "name", lab_text(info.name, strlen(info.name)));
     json_object_set_new(o, "architecture", json_string(info.architecture));
     json_object_set_new(o, "fingerprint", json_string(info.fingerprint));
     return o;

@@ -1,0 +1,524 @@
+/* Drawing the plots of a result: a gnuplot script with its data inside.
+ *
+ * A plot must be legible where it is read: in a light or dark page, in one column of a
+ * telephone. So the canvas is small (480 units) with large letters, nothing is filled
+ * behind it, lines have colours of middle lightness, and in SVG what gnuplot draws in
+ * black takes the colour of the text around it (currentColor). PNG has a white ground
+ * and twice the points.
+ *
+ * Text columns are axes of words, in the order of their first row. A heat map and bars
+ * take numbers as words too: their cells are evenly spaced, whatever they are. On a
+ * logarithmic axis there is no place for 0: such points are left out, and a series
+ * that is 0 everywhere says so in the key, since that is what exact policies are. */
+#define _GNU_SOURCE
+#include "lab/lab.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "lab/gnuplot.h"
+
+enum { MOST_SERIES = 24, LABEL = 40, WIDE = 480 };
+
+typedef struct {
+    char (*label)[LABEL];
+    int n;
+    bool words; /* values are indices of labels */
+} axis;
+
+typedef struct {
+    double x, y, z;
+    int s;
+    bool has_x, has_y, has_z;
+} point;
+
+typedef struct {
+    const char *kind, *title, *name;
+    const char *x_title, *y_title, *z_title;
+    int z_decimals;
+    axis x, y, by;
+    bool heat, bars, log_x, log_y, png;
+    point *p;
+    int n, n_series, n_zero[MOST_SERIES], n_drawn[MOST_SERIES];
+    int height;
+} drawing;
+
+/* Middle lightness: at least 3:1 against white and against #181818. */
+static const char *const colours[] = {"#3b82d6", "#d9622b", "#2a9d6a", "#c256a8", "#a8842a", "#7d74dc", "#d1495b", "#2f9aa3", "#808890"};
+enum { N_COLOURS = sizeof colours / sizeof colours[0] };
+
+__attribute__((format(printf, 3, 4))) static int fail(kvd_error *err, int code, const char *format, ...)
+{
+    va_list ap;
+    if (err) {
+        *err = (kvd_error){.code = code, .offset = -1};
+        va_start(ap, format);
+        vsnprintf(err->message, sizeof err->message, format, ap);
+        va_end(ap);
+    }
+    return code;
+}
+
+/* ---- from table to points ---------------------------------------------------------- */
+
+static const char *member(const json_t *o, const char *key)
+{
+    return json_string_value(json_object_get(o, key));
+}
+
+static const json_t *find_table(const json_t *result, const char *name)
+{
+    size_t i;
+    json_t *t;
+    json_array_foreach(json_object_get(result, "tables"), i, t)
+        if (member(t, "name") && !strcmp(member(t, "name"), name))
+            return t;
+    return NULL;
+}
+
+/* Index of a column, -1: none; its title and decimals. */
+static int column(const json_t *table, const char *key, const char **title, int *decimals)
+{
+    size_t i;
+    json_t *c;
+    json_array_foreach(json_object_get(table, "columns"), i, c)
+        if (key && member(c, "key") && !strcmp(member(c, "key"), key)) {
+            *title = member(c, "title") ? member(c, "title") : "";
+            *decimals = (int)json_integer_value(json_object_get(c, "decimals"));
+            return (int)i;
+        }
+    return -1;
+}
+
+static bool has_words(const json_t *rows, int column_index)
+{
+    size_t i;
+    json_t *row;
+    json_array_foreach(rows, i, row)
+        if (json_is_string(json_array_get(row, (size_t)column_index)))
+            return true;
+    return false;
+}
+
+/* The value of a cell on an axis; false: it has none. */
+static bool place(axis *a, const json_t *cell, int decimals, double *out)
+{
+    if (!a->words) {
+        *out = json_number_value(cell);
+        return json_is_number(cell) && isfinite(*out);
+    }
+    char text[LABEL];
+    lab_cell(cell, decimals, text, sizeof text);
+    for (int i = 0; i < a->n; i++)
+        if (!strcmp(a->label[i], text)) {
+            *out = i;
+            return true;
+        }
+    memcpy(a->label[a->n], text, sizeof text); /* there is room for one a row */
+    *out = a->n++;
+    return !json_is_null(cell);
+}
+
+static bool axis_make(axis *a, bool words, size_t n)
+{
+    a->words = words;
+    a->label = words ? calloc(n + 1, sizeof *a->label) : NULL;
+    return !words || a->label;
+}
+
+static void drawing_free(drawing *d)
+{
+    free(d->x.label);
+    free(d->y.label);
+    free(d->by.label);
+    free(d->p);
+}
+
+/* Read the points that a plot asks for. */
+static int collect(const json_t *result, const json_t *plot, drawing *d, kvd_error *err)
+{
+    const char *name = member(plot, "table"), *unused = "";
+    const json_t *table = name ? find_table(result, name) : NULL, *rows = json_object_get(table, "rows");
+    int dx = 0, dy = 0, dby = 0, x = column(table, member(plot, "x"), &d->x_title, &dx), y = column(table, member(plot, "y"), &d->y_title, &dy);
+    int by = column(table, member(plot, "by"), &unused, &dby), z = column(table, member(plot, "z"), &d->z_title, &d->z_decimals);
+    size_t n = json_array_size(rows), i;
+    json_t *row;
+    d->kind = member(plot, "kind") ? member(plot, "kind") : "lines";
+    d->title = member(plot, "title") ? member(plot, "title") : "";
+    d->name = member(plot, "name") ? member(plot, "name") : "plot";
+    d->heat = !strcmp(d->kind, "heat");
+    d->bars = !strcmp(d->kind, "bars");
+    d->log_x = json_is_true(json_object_get(plot, "log_x"));
+    d->log_y = json_is_true(json_object_get(plot, "log_y"));
+    if (!table || x < 0 || y < 0 || (d->heat && z < 0) || (member(plot, "by") && by < 0))
+        return fail(err, KVD_E_ARG, "plot \"%.60s\" names a table or column that is not there", d->name);
+    if (!axis_make(&d->x, d->heat || d->bars || has_words(rows, x), n) || !axis_make(&d->y, d->heat, n) || !axis_make(&d->by, true, n) ||
+        !(d->p = calloc(n + 1, sizeof *d->p)))
+        return fail(err, KVD_E_NOMEM, "out of memory: a drawing");
+    json_array_foreach(rows, i, row) {
+        point *p = &d->p[d->n++];
+        double s = 0;
+        p->has_x = place(&d->x, json_array_get(row, (size_t)x), dx, &p->x);
+        p->has_y = place(&d->y, json_array_get(row, (size_t)y), dy, &p->y);
+        if (z >= 0) {
+            p->z = json_number_value(json_array_get(row, (size_t)z));
+            p->has_z = json_is_number(json_array_get(row, (size_t)z)) && isfinite(p->z);
+        }
+        if (by >= 0)
+            place(&d->by, json_array_get(row, (size_t)by), dby, &s);
+        p->s = (int)s;
+    }
+    d->n_series = by >= 0 && d->by.n ? d->by.n : 1;
+    return d->n_series <= MOST_SERIES ? 0 : fail(err, KVD_E_ARG, "plot \"%.60s\" has %d series, %d can be told apart", d->name, d->n_series, MOST_SERIES);
+}
+
+/* Can this point be drawn? */
+static bool visible(const drawing *d, const point *p)
+{
+    if (d->heat)
+        return p->has_x && p->has_y && p->has_z;
+    return p->has_x && p->has_y && (!d->log_x || d->x.words || p->x > 0) && (!d->log_y || p->y > 0);
+}
+
+/* ---- the script ----------------------------------------------------------------------- */
+
+/* A string for gnuplot: in double quotes a backquote would run a command. */
+static void quote(FILE *f, const char *s)
+{
+    fputc('"', f);
+    for (; *s; s++)
+        if (*s == '\n')
+            fputs("\\n", f);
+        else if (*s == '"' || *s == '\\')
+            fprintf(f, "\\%c", *s);
+        else
+            fputc(*s == '`' ? '\'' : (unsigned char)*s < 0x20 || *s == 0x7f ? ' ' : *s, f);
+    fputc('"', f);
+}
+
+/* The same broken into lines of at most so many bytes. */
+static void quote_wrapped(FILE *f, const char *s, size_t most)
+{
+    char line[512];
+    size_t n = 0, begun = 0;
+    for (size_t i = 0; s[i] && n < sizeof line - 1; i++) {
+        line[n] = s[i];
+        if (s[i] == ' ' && n - begun + strcspn(s + i + 1, " ") > most) {
+            line[n] = '\n';
+            begun = n;
+        }
+        n++;
+    }
+    line[n] = 0;
+    quote(f, line);
+}
+
+static void set_text(FILE *f, const char *what, const char *text, size_t most, const char *more)
+{
+    fprintf(f, "set %s ", what);
+    quote_wrapped(f, text, most);
+    fprintf(f, " noenhanced tc rgb 'black'%s\n", more);
+}
+
+static void set_words(FILE *f, char which, const axis *a)
+{
+    int longest = 0, step = a->n > 16 ? (a->n + 11) / 12 : 1;
+    for (int i = 0; i < a->n; i += step) {
+        int k = (int)strlen(a->label[i]);
+        longest = k > longest ? k : longest;
+    }
+    bool turn = which == 'x' && longest * ((a->n + step - 1) / step) > 44;
+    fprintf(f, "set %ctics scale 0 noenhanced tc rgb 'black'%s (", which, turn ? " rotate by 40 right" : "");
+    for (int i = 0; i < a->n; i += step) {
+        fputs(i ? ", " : "", f);
+        quote(f, a->label[i]);
+        fprintf(f, " %d", i);
+    }
+    fputs(")\n", f);
+}
+
+static void head(FILE *f, const drawing *d)
+{
+    if (d->png)
+        fprintf(f, "set terminal pngcairo size %d,%d noenhanced font 'sans,20' linewidth 1.6\n", 2 * WIDE, 2 * d->height);
+    else {
+        fprintf(f, "set terminal svg size %d,%d dynamic noenhanced font 'sans-serif,14' name ", WIDE, d->height);
+        quote(f, d->name);
+        fputc('\n', f);
+    }
+    fputs("set encoding utf8\n"
+          "set border 3 lc rgb '#808080'\n"
+          "set tics nomirror out noenhanced tc rgb 'black'\n"
+          "set format x '%g'\nset format y '%g'\n"
+          "set grid lc rgb '#808080' lw 0.4 dt (2,4)\n", f);
+}
+
+/* The greatest and least of what is drawn. */
+static void range(const drawing *d, double (*value)(const point *), double *least, double *most)
+{
+    *least = INFINITY;
+    *most = -INFINITY;
+    for (int i = 0; i < d->n; i++)
+        if (visible(d, &d->p[i])) {
+            *least = fmin(*least, value(&d->p[i]));
+            *most = fmax(*most, value(&d->p[i]));
+        }
+}
+
+static double y_of(const point *p) { return p->y; }
+static double z_of(const point *p) { return p->z; }
+
+/* ---- lines, points, bars -------------------------------------------------------------------- */
+
+static void series_data(FILE *f, drawing *d, int s)
+{
+    double width = 0.8 / d->n_series;
+    fprintf(f, "$s%d << EOD\n", s);
+    for (int i = 0; i < d->n; i++) {
+        const point *p = &d->p[i];
+        if (p->s != s)
+            continue;
+        if (visible(d, p)) {
+            fprintf(f, "%.15g %.15g\n", d->bars ? p->x + (s + 0.5) * width - 0.4 : p->x, p->y);
+            d->n_drawn[s]++;
+        } else {
+            d->n_zero[s] += p->has_y && p->y == 0;
+            fputs("\n", f); /* a gap in the line */
+        }
+    }
+    fputs("EOD\n", f);
+}
+
+static void series_style(FILE *f, const drawing *d, int s)
+{
+    static const int marks[] = {7, 5, 9, 11, 13, 6, 4, 8, 10};
+    const char *colour = colours[s % N_COLOURS];
+    if (d->bars)
+        fprintf(f, "with boxes fs solid 0.85 noborder lc rgb '%s'", colour);
+    else if (!strcmp(d->kind, "points"))
+        fprintf(f, "with points pt %d ps 0.7 lc rgb '%s'", marks[s % 9], colour);
+    else
+        fprintf(f, "with linespoints pt %d ps 0.6 lw 2 dt %d lc rgb '%s'", marks[s % 9], 1 + s / N_COLOURS, colour);
+}
+
+static void draw_series(FILE *f, drawing *d)
+{
+    double least, most;
+    range(d, y_of, &least, &most);
+    for (int s = 0; s < d->n_series; s++)
+        series_data(f, d, s);
+    if (d->log_x && !d->x.words)
+        fputs("set logscale x\n", f);
+    if (d->log_y)
+        fputs("set logscale y\n", f);
+    if (d->x.words) {
+        set_words(f, 'x', &d->x);
+        fprintf(f, "set xrange [-0.6:%g]\n", d->x.n - 0.4);
+    }
+    if (!d->log_y && least >= 0 && (d->bars || least < 0.4 * most))
+        fprintf(f, "set yrange [0:%s]\n", most > 0 ? "*" : "1");
+    else if (!d->log_y && least == most)
+        fprintf(f, "set yrange [%g:%g]\n", least - fabs(least) * 0.1 - 0.1, most + fabs(most) * 0.1 + 0.1);
+    if (d->bars)
+        fprintf(f, "set boxwidth %g absolute\n", 0.76 / d->n_series);
+    if (d->n_series > 1)
+        fputs("set key outside bottom center horizontal Left reverse noenhanced tc rgb 'black' samplen 1.6 width 1\n", f);
+    else
+        fputs("set key off\n", f);
+    bool any = false;
+    for (int s = 0; s < d->n_series; s++) {
+        char zero[32] = "";
+        if (d->n_zero[s])
+            snprintf(zero, sizeof zero, d->n_drawn[s] ? " (%d x 0)" : " (0)", d->n_zero[s]);
+        fputs(any ? ", " : "plot ", f);
+        any = true;
+        if (d->n_drawn[s])
+            fprintf(f, "$s%d using 1:2 ", s);
+        else
+            fputs("NaN ", f);
+        series_style(f, d, s);
+        fputs(" title ", f);
+        char label[LABEL + 32];
+        snprintf(label, sizeof label, "%s%s", d->by.n ? d->by.label[s] : "", zero);
+        quote(f, label);
+    }
+    fputc('\n', f);
+}
+
+/* ---- heat maps --------------------------------------------------------------------------------- */
+
+/* From dark to light with even steps of lightness; stops after viridis. */
+static void palette(FILE *f)
+{
+    fputs("set palette defined (0 '#440154', 0.125 '#472d7b', 0.25 '#3b528b', 0.375 '#2c728e', 0.5 '#21918c', 0.625 '#28ae80',"
+          " 0.75 '#5ec962', 0.875 '#addc30', 1 '#fde725')\n", f);
+}
+
+/* Where z lies between the least and the greatest, 0..1. */
+static double shade(const drawing *d, double z, double least, double most)
+{
+    if (!(most > least))
+        return 0.5;
+    z = z < least ? least : z;
+    return d->log_y ? log(z / least) / log(most / least) : (z - least) / (most - least);
+}
+
+/* The numbers of the cells, those on dark cells or those on light ones. */
+static void heat_text(FILE *f, const drawing *d, int s, bool light, double least, double most)
+{
+    fprintf(f, "$t%d%d << EOD\n-9 -9 \"\"\n", s, light); /* out of sight, so that the block is never empty */
+    for (int i = 0; i < d->n; i++) {
+        const point *p = &d->p[i];
+        if (p->s != s || !visible(d, p) || (shade(d, p->z, least, most) > 0.55) != light)
+            continue;
+        json_t *number = json_real(p->z);
+        char text[64];
+        lab_cell(number, d->z_decimals, text, sizeof text);
+        json_decref(number);
+        fprintf(f, "%g %g ", p->x, p->y);
+        quote(f, text);
+        fputc('\n', f);
+    }
+    fputs("EOD\n", f);
+}
+
+static void heat_panel(FILE *f, const drawing *d, int s, double least, double most)
+{
+    int cells = 0;
+    fprintf(f, "$d%d << EOD\n", s);
+    for (int i = 0; i < d->n; i++)
+        if (d->p[i].s == s && visible(d, &d->p[i])) {
+            fprintf(f, "%g %g %.15g\n", d->p[i].x, d->p[i].y, d->log_y && d->p[i].z < least ? least : d->p[i].z);
+            cells++;
+        }
+    if (!cells)
+        fputs("-9 -9 0\n", f);
+    fputs("EOD\n", f);
+    bool numbers = d->x.n <= 8 && d->y.n <= 24;
+    for (int light = 0; numbers && light < 2; light++)
+        heat_text(f, d, s, light, least, most);
+    char title[300];
+    snprintf(title, sizeof title, "%s%s%s%s", d->title, d->by.n ? ": " : "", d->by.n ? d->by.label[s] : "", cells ? "" : " (nothing measured)");
+    set_text(f, "title", title, 52, "");
+    fprintf(f, "plot $d%d using 1:2:(0.47):(0.47):3 with boxxyerror fs solid 1 noborder fc palette notitle", s);
+    if (numbers)
+        fprintf(f, ", $t%d0 using 1:2:3 with labels tc rgb '#ffffff' notitle, $t%d1 using 1:2:3 with labels tc rgb '#101010' notitle", s, s);
+    fputc('\n', f);
+}
+
+static void draw_heat(FILE *f, const drawing *d)
+{
+    double least = INFINITY, most = -INFINITY;
+    for (int i = 0; i < d->n; i++)
+        if (visible(d, &d->p[i]) && (!d->log_y || d->p[i].z > 0)) {
+            least = fmin(least, d->p[i].z);
+            most = fmax(most, d->p[i].z);
+        }
+    if (!(most >= least))
+        least = most = 1;
+    palette(f);
+    set_words(f, 'x', &d->x);
+    set_words(f, 'y', &d->y);
+    fprintf(f, "unset grid\nset key off\nset border 0\nset xrange [-0.5:%g]\nset yrange [%g:-0.5]\n", d->x.n - 0.5, d->y.n - 0.5);
+    if (most > least)
+        fprintf(f, "set cbrange [%.15g:%.15g]\n%s", least, most, d->log_y ? "set logscale cb\n" : "");
+    else
+        fprintf(f, "set cbrange [%.15g:%.15g]\n", least - 1, most + 1);
+    set_text(f, "cblabel", d->z_title, 40, "");
+    fputs("set cbtics noenhanced tc rgb 'black'\n", f);
+    if (d->n_series > 1)
+        fprintf(f, "set multiplot layout %d,1\n", d->n_series);
+    for (int s = 0; s < d->n_series; s++)
+        heat_panel(f, d, s, least, most);
+    if (d->n_series > 1)
+        fputs("unset multiplot\n", f);
+}
+
+/* ---- the file ---------------------------------------------------------------------------------- */
+
+/* What is drawn in black takes the colour of the text around the picture. The new
+ * text, owned, or NULL. */
+static char *adopt_colour(const char *svg, size_t n, size_t *n_out)
+{
+    static const char *const change[][2] = {
+        {" color=\"black\"", ""}, {"stroke='black'", "stroke='currentColor'"}, {"fill=\"black\"", "fill=\"currentColor\""}};
+    enum { N = sizeof change / sizeof change[0] };
+    char *out = malloc(2 * n + 1); /* no replacement is twice as long */
+    size_t len = 0;
+    for (size_t i = 0; out && i < n;) {
+        size_t r = 0;
+        while (r < N && (n - i < strlen(change[r][0]) || memcmp(svg + i, change[r][0], strlen(change[r][0]))))
+            r++;
+        const char *with = r < N ? change[r][1] : svg + i;
+        size_t k = r < N ? strlen(with) : 1;
+        memcpy(out + len, with, k);
+        len += k;
+        i += r < N ? strlen(change[r][0]) : 1;
+    }
+    *n_out = len;
+    return out;
+}
+
+/* Whole or not at all. */
+static int write_file(const char *path, const char *data, size_t n, kvd_error *err)
+{
+    char *part = NULL;
+    if (asprintf(&part, "%s.part%ld", path, (long)getpid()) < 0)
+        return fail(err, KVD_E_NOMEM, "out of memory: a drawing");
+    FILE *f = fopen(part, "wbe");
+    bool bad = !f || fwrite(data, 1, n, f) != n;
+    if (f)
+        bad = fclose(f) || bad;
+    int e = bad ? errno : 0;
+    if (!bad && rename(part, path))
+        e = errno;
+    if (e)
+        unlink(part);
+    free(part);
+    return e ? fail(err, KVD_E_IO, "%s", strerror(e)) : 0;
+}
+
+static int draw(drawing *d, const char *path, kvd_error *err)
+{
+    char *out = NULL;
+    size_t n = 0;
+    FILE *script = tmpfile();
+    if (!script)
+        return fail(err, KVD_E_IO, "a script for gnuplot: %s", strerror(errno));
+    d->height = d->heat ? d->n_series * (d->y.n > 12 ? 120 + 11 * d->y.n : 190 + 14 * d->y.n) : 330 + 20 * ((d->n_series + 1) / 2);
+    head(script, d);
+    set_text(script, "title", d->title, 52, "");
+    set_text(script, "xlabel", d->x_title, 56, "");
+    set_text(script, "ylabel", d->y_title, 44, "");
+    if (d->heat)
+        draw_heat(script, d);
+    else
+        draw_series(script, d);
+    int rc = ferror(script) ? fail(err, KVD_E_IO, "a script for gnuplot") : lab_gnuplot(script, &out, &n, err);
+    fclose(script);
+    if (!rc && !d->png) {
+        char *svg = adopt_colour(out, n, &n);
+        free(out);
+        out = svg;
+        rc = svg ? 0 : fail(err, KVD_E_NOMEM, "out of memory: a drawing");
+    }
+    rc = rc ? rc : write_file(path, out, n, err);
+    free(out);
+    return rc;
+}
+
+int lab_draw(const json_t *result, const json_t *plot, const char *path, kvd_error *err)
+{
+    size_t n = strlen(path);
+    drawing d = {.png = n > 4 && !strcmp(path + n - 4, ".png"), .x_title = "", .y_title = "", .z_title = ""};
+    if (!d.png && (n <= 4 || strcmp(path + n - 4, ".svg")))
+        return fail(err, KVD_E_ARG, "a drawing is .svg or .png");
+    int rc = collect(result, plot, &d, err);
+    rc = rc ? rc : draw(&d, path, err);
+    drawing_free(&d);
+    return rc;
+}

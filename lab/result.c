@@ -1,0 +1,200 @@
+/* Results: building them, and writing their tables as TSV.
+ *
+ * Building never fails half-way: what could not be made (out of memory, a number
+ * that JSON can not hold) becomes null in its place, "not measured", so that a table
+ * keeps its shape and an experiment needs no test behind each cell. */
+#define _GNU_SOURCE
+#include "lab/lab.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- building ----------------------------------------------------------------------- */
+
+static json_t *text_of(const char *s)
+{
+    return s ? lab_text(s, strlen(s)) : json_null();
+}
+
+json_t *lab_table(json_t *result, const char *name, const char *title, const lab_column *columns)
+{
+    json_t *table = json_object(), *list = json_array();
+    for (const lab_column *c = columns; c->key; c++)
+        json_array_append_new(list, json_pack("{s:s, s:s, s:i}", "key", c->key, "title", c->title, "decimals", c->decimals));
+    json_object_set_new(table, "name", json_string(name));
+    json_object_set_new(table, "title", text_of(title));
+    json_object_set_new(table, "columns", list);
+    json_object_set_new(table, "rows", json_array());
+    json_array_append_new(json_object_get(result, "tables"), table);
+    return table;
+}
+
+void lab_row(json_t *table, json_t *cells)
+{
+    size_t n = json_array_size(json_object_get(table, "columns"));
+    if (!json_is_array(cells)) {
+        json_decref(cells);
+        cells = json_array();
+    }
+    while (json_array_size(cells) < n)
+        json_array_append_new(cells, json_null());
+    while (json_array_size(cells) > n)
+        json_array_remove(cells, n);
+    json_array_append_new(json_object_get(table, "rows"), cells);
+}
+
+json_t *lab_number(double x)
+{
+    return isfinite(x) ? json_real(x) : json_null();
+}
+
+void lab_plot(json_t *result, const char *name, const char *title, const char *kind, const char *table, const char *x,
+              const char *y, const char *by, const char *z, unsigned flags)
+{
+    json_t *p = json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s?, s:s?, s:b, s:b}", "name", name, "title", title, "kind", kind, "table",
+                          table, "x", x, "y", y, "by", by, "z", z, "log_x", (flags & LAB_LOG_X) != 0, "log_y", (flags & LAB_LOG_Y) != 0);
+    json_array_append_new(json_object_get(result, "plots"), p);
+}
+
+__attribute__((format(printf, 2, 0))) static void note(json_t *result, const char *format, va_list ap)
+{
+    char *line = NULL;
+    int n = vasprintf(&line, format, ap);
+    if (n >= 0) {
+        json_array_append_new(json_object_get(result, "notes"), lab_text(line, (size_t)n));
+        free(line);
+    }
+}
+
+void lab_note(json_t *result, const char *format, ...)
+{
+    va_list ap;
+    va_start(ap, format);
+    note(result, format, ap);
+    va_end(ap);
+}
+
+void lab_check_failed(json_t *result, const char *format, ...)
+{
+    va_list ap;
+    va_start(ap, format);
+    note(result, format, ap);
+    va_end(ap);
+    json_object_set_new(result, "check_failed", json_true());
+}
+
+void lab_setting(json_t *result, const char *key, json_t *value)
+{
+    json_object_set_new(json_object_get(result, "settings"), key, value ? value : json_null());
+}
+
+void lab_paper(json_t *result, const char *what, const char *paper, const char *ours, const char *verdict, const char *why)
+{
+    json_t *row = json_object();
+    json_object_set_new(row, "what", text_of(what));
+    json_object_set_new(row, "paper", text_of(paper));
+    json_object_set_new(row, "ours", text_of(ours));
+    json_object_set_new(row, "verdict", text_of(verdict));
+    json_object_set_new(row, "why", text_of(why ? why : ""));
+    json_array_append_new(json_object_get(result, "paper_rows"), row);
+}
+
+/* ---- cells as text -------------------------------------------------------------------- */
+
+static void real_text(double x, int decimals, char *out, size_t size)
+{
+    if (x == 0)
+        snprintf(out, size, "0"); /* exactly: 0.000 would say "or less than half of the last digit" */
+    else if (decimals >= 0) {
+        double least = 0.5 * pow(10, -decimals);
+        if (fabs(x) < least)
+            snprintf(out, size, "%.0e", x);
+        else
+            snprintf(out, size, "%.*f", decimals, x);
+    } else if (decimals == -2)
+        snprintf(out, size, "%.2e", x);
+    else {
+        int digits = 15;
+        do
+            snprintf(out, size, "%.*g", digits, x);
+        while (++digits <= 17 && strtod(out, NULL) != x);
+    }
+}
+
+/* What would break a line or command a terminal, by number. */
+static void plain_text(const char *s, char *out, size_t size)
+{
+    size_t n = strlen(s), len = 0;
+    for (size_t i = 0, k; i < n; i += k) {
+        k = lab_utf8(s + i, n - i);
+        unsigned char c = (unsigned char)s[i];
+        bool hidden = !k || c < 0x20 || c == 0x7f || (k == 2 && c == 0xc2 && (unsigned char)s[i + 1] < 0xa0);
+        k = k ? k : 1;
+        char esc[16];
+        const char *from = s + i;
+        size_t take = k;
+        if (hidden) {
+            take = 0;
+            for (size_t j = 0; j < k; j++)
+                take += (size_t)snprintf(esc + take, sizeof esc - take, c == '\n' ? "\\n" : c == '\t' ? "\\t" : "\\x%02x", (unsigned char)s[i + j]);
+            from = esc;
+        }
+        if (len + take + 1 > size)
+            break;
+        memcpy(out + len, from, take);
+        len += take;
+    }
+    out[len] = 0;
+}
+
+void lab_cell(const json_t *cell, int decimals, char *out, size_t size)
+{
+    if (json_is_string(cell))
+        plain_text(json_string_value(cell), out, size);
+    else if (json_is_integer(cell))
+        snprintf(out, size, "%" JSON_INTEGER_FORMAT, json_integer_value(cell));
+    else if (json_is_real(cell))
+        real_text(json_real_value(cell), decimals, out, size);
+    else if (json_is_boolean(cell))
+        snprintf(out, size, "%s", json_is_true(cell) ? "yes" : "no");
+    else
+        snprintf(out, size, "-");
+}
+
+/* ---- TSV -------------------------------------------------------------------------------- */
+
+static void tsv_cell(const json_t *cell, FILE *out)
+{
+    char text[64];
+    if (json_is_string(cell)) {
+        for (const char *s = json_string_value(cell); *s; s++)
+            if (*s == '\t' || *s == '\n' || *s == '\r' || *s == '\\')
+                fprintf(out, "\\%c", *s == '\t' ? 't' : *s == '\n' ? 'n' : *s == '\r' ? 'r' : '\\');
+            else
+                fputc(*s, out);
+    } else if (json_is_boolean(cell))
+        fputs(json_is_true(cell) ? "true" : "false", out);
+    else if (json_is_number(cell)) {
+        lab_cell(cell, -1, text, sizeof text);
+        fputs(text, out);
+    }
+}
+
+void lab_write_tsv(const json_t *table, FILE *out)
+{
+    size_t i, k;
+    json_t *column, *row, *cell;
+    json_array_foreach(json_object_get(table, "columns"), i, column)
+        fprintf(out, "%s%s", i ? "\t" : "", json_string_value(json_object_get(column, "key")));
+    fputc('\n', out);
+    json_array_foreach(json_object_get(table, "rows"), i, row) {
+        json_array_foreach(row, k, cell) {
+            if (k)
+                fputc('\t', out);
+            tsv_cell(cell, out);
+        }
+        fputc('\n', out);
+    }
+}
