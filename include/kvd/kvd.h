@@ -47,8 +47,9 @@ typedef struct kvd_session kvd_session;
 /* What of the KV cache may be dropped. The first two are exact: the same bits,
  * whatever is dropped. The others are the field's lossy baselines (docs/baselines.md):
  * each attends to kv_tokens positions at most, the new one included, and what is
- * dropped is gone. kv_tokens must then be 8 or more, there is no disk tier, and a
- * session can be rewound to 0 only and not be parked. */
+ * dropped is gone. kv_tokens must then be 8 or more, there is no disk tier; a session
+ * can be rewound to 0 only, parking does nothing, and after a failed feed it must be
+ * rewound to 0. Each feed is one pass. */
 typedef enum kvd_policy {
     KVD_POLICY_KV_DIRECT,     /* over the budget: drop the oldest, recompute in the pass */
     KVD_POLICY_FULL,          /* keep everything; KVD_E_BUDGET when it does not fit */
@@ -284,7 +285,7 @@ typedef struct kvd_session_stats {
     int64_t recomputed_tokens; /* sum of rebuilt positions over all passes */
     int64_t passes;
     int64_t drafted, accepted; /* speculation: none yet, always 0 */
-    const char *tier;          /* of the passes now: "full", "recompute", "disk" */
+    const char *tier;          /* of the passes now: "full", "recompute", "disk"; "dropped": a lossy policy */
     bool disk;                 /* a spill file is in use */
     int64_t disk_read_bytes, disk_written_bytes;
     double disk_wait_s;        /* passes waited for the disk */

@@ -62,6 +62,11 @@ typedef enum kvd_lab_matrix { KVD_LAB_WQ, KVD_LAB_WK, KVD_LAB_WV, KVD_LAB_WO, KV
 KVD_API int kvd_lab_get_matrix(const kvd_model *m, int layer, kvd_lab_matrix which, int64_t *n_rows, int64_t *n_columns,
                                float *w, float *bias, kvd_error *err);
 
+/* A lossy policy: positions that a KV head has kept at a layer, *pos: [result]
+ * ascending, borrowed until the next call on s. -1: an exact session (which keeps what
+ * it likes), or no such layer or head. */
+KVD_API int64_t kvd_lab_kept(const kvd_session *s, int layer, int kv_head, const int64_t **pos);
+
 /* Test builds (-Dtest_hooks=true): change the stored K of (layer, pos) by one unit
  * in the last place, in every later pass. KVD_E_UNSUPPORTED in other builds. */
 KVD_API int kvd_lab_inject(kvd_model *m, int layer, int64_t pos, kvd_error *err);

@@ -17,6 +17,15 @@ int kvd_lab_reconstruct(kvd_session *s, int layer, int64_t pos, const float *res
     return kvd__model_reconstruct(s->m, layer, pos, residual, s->shape.type, k, v, err);
 }
 
+int64_t kvd_lab_kept(const kvd_session *s, int layer, int kv_head, const int64_t **pos)
+{
+    if (!s->compact || layer < 0 || layer >= s->shape.n_layers || kv_head < 0 || kv_head >= s->shape.n_kv_heads)
+        return -1;
+    const kvd_set *set = &s->compact->sets[layer * s->shape.n_kv_heads + kv_head];
+    *pos = set->pos;
+    return set->n;
+}
+
 int kvd_lab_keep_windows(kvd_model *m, bool on, kvd_error *err)
 {
 #ifdef KVD_TEST_HOOKS

@@ -22,7 +22,13 @@ kvd_receipt *kvd__receipt_begin(const kvd_session *s, kvd_error *err)
     XXH3_128bits_update(h, s->m->fingerprint, 16);
     /* Settings that change bits. RoPE: 0 is absolute, the only one yet. */
     uint8_t set[8] = {(uint8_t)s->o.kv_type, (uint8_t)s->o.stream, s->m->activations_f32, 0};
+    if (s->compact) {
+        set[4] = (uint8_t)s->o.policy;
+        set[5] = (uint8_t)s->o.positions;
+    }
     XXH3_128bits_update(h, set, sizeof set);
+    if (s->compact)
+        XXH3_128bits_update(h, &s->o.kv_tokens, sizeof s->o.kv_tokens);
     uint64_t n = (uint64_t)s->n;
     XXH3_128bits_update(h, &n, sizeof n);
     XXH3_128bits_update(h, s->ids, (size_t)n * sizeof *s->ids);

@@ -16,9 +16,18 @@ void kvd_session_options_defaults(kvd_session_options *o)
     *o = (kvd_session_options){.policy = KVD_POLICY_KV_DIRECT, .kv_type = KVD_TYPE_F16, .stream = KVD_TYPE_F32, .kv_tokens = -1};
 }
 
+const char *kvd_policy_name(kvd_policy p)
+{
+    if (p == KVD_POLICY_KV_DIRECT || p == KVD_POLICY_FULL)
+        return p == KVD_POLICY_FULL ? "full" : "kv-direct";
+    return kvd__is_lossy(p) && p <= KVD_POLICY_TOVA ? kvd__keeper((kvd_policy_kind)(p - KVD_POLICY_WINDOW))->name : "?";
+}
+
+_Static_assert(KVD_POLICY_TOVA - KVD_POLICY_WINDOW == (int)KVD_KEEP_TOVA, "the public list of lossy policies is that of kv/policy.h");
+
 static int check_options(const kvd_session_options *o, kvd_error *err)
 {
-    if ((unsigned)o->policy > KVD_POLICY_FULL || (unsigned)o->kv_type > KVD_TYPE_F32 || (unsigned)o->stream > KVD_TYPE_F32)
+    if ((unsigned)o->policy > KVD_POLICY_TOVA || (unsigned)o->positions > KVD_POSITIONS_RENUMBER || (unsigned)o->kv_type > KVD_TYPE_F32 || (unsigned)o->stream > KVD_TYPE_F32)
         return kvd__fail(err, KVD_E_RANGE, "session options: unknown policy or type");
     if (o->kv_tokens < -1)
         return kvd__fail(err, KVD_E_RANGE, "kv_tokens: %lld is below -1", (long long)o->kv_tokens);
@@ -28,6 +37,12 @@ static int check_options(const kvd_session_options *o, kvd_error *err)
         return kvd__fail(err, KVD_E_RANGE, "evicting to disk needs a folder (spill_dir)");
     if (o->policy == KVD_POLICY_FULL && o->kv_tokens >= 0)
         return kvd__fail(err, KVD_E_RANGE, "policy full keeps everything: kv_tokens does not go with it");
+    if (kvd__is_lossy(o->policy) && o->kv_tokens < KVD__LEAST_BUDGET)
+        return kvd__fail(err, KVD_E_RANGE, "policy %s needs a budget in tokens (kv_tokens) of %d or more", kvd_policy_name(o->policy), KVD__LEAST_BUDGET);
+    if (kvd__is_lossy(o->policy) && o->evict_to == KVD_EVICT_DISK)
+        return kvd__fail(err, KVD_E_RANGE, "policy %s drops for good: there is nothing to evict to disk", kvd_policy_name(o->policy));
+    if (!kvd__is_lossy(o->policy) && o->positions != KVD_POSITIONS_ORIGINAL)
+        return kvd__fail(err, KVD_E_RANGE, "policy %s keeps all positions: there is nothing to renumber", kvd_policy_name(o->policy));
     return 0;
 }
 
@@ -71,6 +86,14 @@ int kvd_session_create(kvd_session **out, kvd_model *m, const kvd_session_option
         kvd_session_free(&s);
         return KVD_E_NOMEM;
     }
+    if (kvd__is_lossy(o.policy)) {
+        rc = kvd__compact_create(&s->compact, &s->shape, (kvd_policy_kind)(o.policy - KVD_POLICY_WINDOW), o.positions == KVD_POSITIONS_RENUMBER,
+                                 o.kv_tokens, kvd__pool_threads(m->pool), m->ledger, err);
+        if (rc) {
+            kvd_session_free(&s);
+            return rc;
+        }
+    }
     *out = s;
     return 0;
 }
@@ -82,6 +105,7 @@ void kvd_session_free(kvd_session **ps)
     if (!s)
         return;
     kvd__disk_drop(s);
+    kvd__compact_destroy(&s->compact);
     kvd__kv_destroy(&s->kv);
     kvd__free(s->disk_block);
     kvd__free(s->spill_dir);
@@ -102,6 +126,8 @@ kvd_limits kvd__session_limits(const kvd_session *s)
 {
     int64_t budget = s->m->ledger->budget_bytes, room = budget - atomic_load(&s->m->ledger->context_now);
     int64_t own = kvd__kv_context_bytes(s->kv) + s->capacity * (int64_t)sizeof *s->ids + s->spill_bytes;
+    if (s->compact)
+        own += kvd__compact_arena_bytes(&s->shape, s->o.kv_tokens);
     return (kvd_limits){
         .full = s->o.policy == KVD_POLICY_FULL,
         .kv_tokens = s->o.kv_tokens,
@@ -111,13 +137,24 @@ kvd_limits kvd__session_limits(const kvd_session *s)
     };
 }
 
+static int64_t lossy_bytes(const void *ctx, int64_t n)
+{
+    const kvd_session *s = ctx;
+    return kvd__compact_feed_bytes(&s->shape, s->o.kv_tokens, s->o.positions == KVD_POSITIONS_RENUMBER, kvd__pool_threads(s->m->pool), n) +
+           kvd__checkpoint_capacity(n) * (int64_t)sizeof *s->ids;
+}
+
 int64_t kvd__session_least_bytes(const kvd_session *s, const kvd_limits *lim, int64_t n)
 {
+    if (s->compact)
+        return lossy_bytes(s, n);
     return kvd__disk_wanted(s) ? kvd__disk_least(s->m, &s->shape, lim, n) : kvd__least_bytes(&s->shape, lim, n);
 }
 
 int64_t kvd__session_max_tokens(const kvd_session *s, const kvd_limits *lim)
 {
+    if (s->compact)
+        return kvd__longest(lossy_bytes, s, lim->budget_bytes, s->m->config.n_ctx);
     return kvd__disk_wanted(s) ? kvd__disk_max_tokens(s->m, &s->shape, lim) : kvd__max_tokens(&s->shape, lim, s->m->config.n_ctx);
 }
 
@@ -171,35 +208,40 @@ static void tap_kv_read(void *ctx, int span, int layer, int64_t pos, const float
     t->kv_read(t->ctx, layer, pos, k, v);
 }
 
+/* A pass over one span, with what this session has of stream, taps and callbacks. */
+static int compute(kvd_session *s, kvd_span *span, kvd_compact *compact, sink *k, kvd_error *err)
+{
+    void *stream = kvd__alloc(s->m->ledger, KVD_ACC_STREAM, (size_t)k->plan->stream_bytes, err);
+    if (!stream)
+        return err && err->code ? err->code : KVD_E_NOMEM;
+    kvd_taps taps = {.ctx = &s->lab, .residual = s->lab.residual ? tap_residual : NULL,
+                     .kv_made = s->lab.kv_made ? tap_kv_made : NULL, .kv_read = s->lab.kv_read ? tap_kv_read : NULL};
+    kvd_pass pass = {.spans = span, .n_spans = 1, .stream = stream, .stream_type = s->stream_type,
+                     .taps = s->has_lab ? &taps : NULL, .compact = compact, .ctx = k, .on_logits = on_logits,
+                     .on_progress = s->progress ? on_progress : NULL};
+    int rc = kvd__model_pass(s->m, &pass, err);
+    kvd__free(stream);
+    if (!rc) {
+        s->stats.passes++;
+        s->stats.recomputed_tokens += k->recomputed;
+    }
+    return rc;
+}
+
 /* Carry out a plan whose new tokens' ids are in place. */
 static int run_pass(kvd_session *s, const kvd_pass_plan *plan, bool disk, int64_t n_logits, sink *k, kvd_error *err)
 {
     int rc = kvd__kv_begin(s->kv, plan, err);
     if (rc)
         return rc;
-    void *stream = kvd__alloc(s->m->ledger, KVD_ACC_STREAM, (size_t)plan->stream_bytes, err);
-    if (!stream) {
-        kvd__kv_end(s->kv, plan, false);
-        return err && err->code ? err->code : KVD_E_NOMEM;
-    }
     kvd_span span = {.kv = s->kv, .ids = s->ids, .recompute = plan->recompute, .n_before = plan->n_before,
                      .n_new = plan->n_new, .n_logits = n_logits, .spill = disk ? s->spill : NULL,
                      .disk_blocks = disk ? plan->start / KVD__BLOCK : 0};
-    kvd_taps taps = {.ctx = &s->lab, .residual = s->lab.residual ? tap_residual : NULL,
-                     .kv_made = s->lab.kv_made ? tap_kv_made : NULL, .kv_read = s->lab.kv_read ? tap_kv_read : NULL};
-    kvd_pass pass = {.spans = &span, .n_spans = 1, .stream = stream, .stream_type = s->stream_type,
-                     .taps = s->has_lab ? &taps : NULL, .ctx = k, .on_logits = on_logits,
-                     .on_progress = s->progress ? on_progress : NULL};
     int64_t again = s->n - plan->n_before; /* when it begins again from 0 */
     k->recomputed = plan->recompute + (again < 0 ? 0 : again < plan->n_new ? again : plan->n_new);
     k->plan = plan;
-    rc = kvd__model_pass(s->m, &pass, err);
-    kvd__free(stream);
+    rc = compute(s, &span, NULL, k, err);
     kvd__kv_end(s->kv, plan, rc == 0);
-    if (!rc) {
-        s->stats.passes++;
-        s->stats.recomputed_tokens += k->recomputed;
-    }
     return rc;
 }
 
@@ -301,12 +343,38 @@ static int step(kvd_session *s, const kvd_limits *lim, const int32_t *ids, int64
     return rc;
 }
 
+/* A lossy policy: all new tokens in one pass, whatever they are. What a failed one had
+ * got to is in pieces and has to be forgotten. */
+static int feed_lossy(kvd_session *s, const int32_t *ids, int64_t n, int64_t n_logits, sink *k, kvd_error *err)
+{
+    if (s->n && s->compact->n_tokens != s->n)
+        return kvd__fail(err, KVD_E_ARG, "a pass of this session failed, and policy %s can not rebuild: rewind it to 0", kvd_policy_name(s->o.policy));
+    kvd_pass_plan plan = {.n_before = s->n, .n_new = n, .n_rows = n, .stream_bytes = n * s->shape.stream_row_bytes};
+    kvd_span span = {.kv = s->kv, .ids = s->ids, .n_before = s->n, .n_new = n, .n_logits = n_logits};
+    k->plan = &plan;
+    k->recomputed = 0;
+    int rc = fit_ids(s, s->n + n, err);
+    if (rc || (rc = kvd__compact_begin(s->compact, n, err)))
+        return rc;
+    memcpy(s->ids + s->n, ids, (size_t)n * sizeof *ids);
+    span.ids = s->ids;
+    rc = compute(s, &span, s->compact, k, err);
+    kvd__compact_end(s->compact, rc == 0);
+    if (rc)
+        kvd__compact_reset(s->compact);
+    else
+        s->n += n;
+    return rc;
+}
+
 static int feed(kvd_session *s, const int32_t *ids, int64_t n, int64_t n_logits, sink *k, kvd_error *err)
 {
     kvd_error own = {0}, *e = err ? err : &own;
     int rc = check_feed(s, ids, n, e);
     if (rc)
         return rc;
+    if (s->compact)
+        return feed_lossy(s, ids, n, n_logits, k, e);
     int64_t total = s->n + n;
     kvd_limits lim = kvd__session_limits(s);
     while (!rc && s->kv->end < total)
@@ -353,6 +421,11 @@ int kvd_session_rewind(kvd_session *s, int64_t n_tokens, kvd_error *err)
 {
     if (n_tokens < 0 || n_tokens > s->n)
         return kvd__fail(err, KVD_E_RANGE, "cannot rewind to %lld of %lld tokens", (long long)n_tokens, (long long)s->n);
+    if (s->compact && n_tokens != s->n) {
+        if (n_tokens)
+            return kvd__fail(err, KVD_E_UNSUPPORTED, "policy %s has dropped what lies behind: rewind to 0", kvd_policy_name(s->o.policy));
+        kvd__compact_reset(s->compact);
+    }
     if (n_tokens < s->n)
         s->has_logits = false;
     kvd__kv_truncate(s->kv, n_tokens);
@@ -364,6 +437,8 @@ int kvd_session_rewind(kvd_session *s, int64_t n_tokens, kvd_error *err)
 
 void kvd_session_park(kvd_session *s)
 {
+    if (s->compact)
+        return;
     kvd__kv_clear(s->kv);
     kvd__disk_drop(s); /* its buffers are context memory */
 }
@@ -379,8 +454,10 @@ void kvd_session_get_stats(const kvd_session *s, kvd_session_stats *st)
     *st = s->stats;
     st->n_tokens = s->n;
     st->resident_tokens = s->kv->end - s->kv->start;
+    if (s->compact)
+        st->resident_tokens = s->compact->n_tokens < s->o.kv_tokens ? s->compact->n_tokens : s->o.kv_tokens;
     st->evicted_tokens = s->n - st->resident_tokens;
-    st->tier = !st->evicted_tokens ? "full" : s->spill ? "disk" : "recompute";
+    st->tier = !st->evicted_tokens ? "full" : s->compact ? "dropped" : s->spill ? "disk" : "recompute";
     st->disk = s->spill != NULL;
     st->disk_error = s->disk_off ? s->disk_error.message : NULL;
     kvd__disk_add_stats(s, st);

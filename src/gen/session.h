@@ -17,6 +17,7 @@ struct kvd_session {
     kvd_kv_shape shape;
     kvd_kvtype stream_type;
     kvd_kv *kv;
+    kvd_compact *compact; /* of a lossy policy, in place of kv; NULL: exact */
     int32_t *ids;        /* [capacity]: the checkpoint of every position */
     int64_t n, capacity;
     float *logits;       /* [n_vocab] of position n - 1, if has_logits */
@@ -56,6 +57,8 @@ kvd_limits kvd__session_limits(const kvd_session *s);
 /* --evict-to auto: the faster tier for what is about to be done (planner.c). A
  * session that has begun to use the disk stays with it. */
 void kvd__session_choose_tier(kvd_session *s, int64_t n_prompt, int64_t n_new);
+
+static inline bool kvd__is_lossy(kvd_policy p) { return p >= KVD_POLICY_WINDOW; }
 
 kvd_kvtype kvd__kvtype_of(kvd_float_type t);
 

@@ -26,7 +26,8 @@ typedef struct kvd_kept {
     int64_t n;
     const int64_t *pos;  /* [n] ascending, absolute */
     const double *score; /* [n], what observe left; zeros for a policy that wants none */
-    int64_t budget;      /* B: how many may stay, 0 .. n - 1 */
+    int64_t budget;      /* how many may stay, 0 .. n - 1: B less what is about to come */
+    int64_t incoming;    /* 1: a token comes next, and is the B-th; 0 */
     int64_t prompt_end;  /* of the latest feed of several tokens: positions below were there or in it */
     int64_t window;      /* snapkv: observation window of that feed */
 } kvd_kept;
@@ -38,7 +39,8 @@ typedef struct kvd_keeper {
      * last so many rows; 0: none. */
     int64_t (*observes)(int64_t n_rows, int64_t budget);
     /* Weights that those rows gave the slots, summed over rows and query heads of the
-     * set (n_queries of them): fold into score. weights, score: [n]. */
+     * set (n_queries heads, n_rows rows): fold into score. weights, score: [n]. NULL
+     * where observes gives 0. */
     void (*observe)(double *score, const double *weights, int64_t n, int64_t n_queries, int64_t n_rows);
     /* keep[i] = 1 for exactly k->budget slots, 0 for the others. */
     void (*select)(const kvd_kept *k, uint8_t *keep);

@@ -14,6 +14,18 @@
 
 #define barrier kvd__barrier
 
+/* K and V of the chunk's rows to their blocks, and q made ready. */
+static void rotate_and_store(kvd_worker *w, const kvd_chunk *ch)
+{
+    kvd__rotate(w, ch);
+    if (w->run->p->taps)
+        kvd__tap_kv_made(w, ch);
+    kvd__store(w, ch);
+    barrier(w);
+    if (w->run->p->taps)
+        kvd__tap_kv_read(w, ch);
+}
+
 /* One layer for one chunk of rows: h is read and rewritten in place.
  * Returns false when the run is to stop. */
 static bool layer_forward(kvd_worker *w, kvd_chunk ch)
@@ -38,21 +50,21 @@ static bool layer_forward(kvd_worker *w, kvd_chunk ch)
     if (w->run->stop)
         return false;
     kvd__stage_end(w, KVD_STAGE_QKV);
-    kvd__rotate(w, &ch);
-    if (w->run->p->taps)
-        kvd__tap_kv_made(w, &ch);
-    kvd__store(w, &ch);
-    barrier(w);
+    if (w->run->p->compact)
+        kvd__compact_store(w, &ch);
+    else
+        rotate_and_store(w, &ch);
     kvd__stage_end(w, KVD_STAGE_STORE);
-    if (w->run->p->taps)
-        kvd__tap_kv_read(w, &ch);
 
     /* At the last layer only rows whose logits are wanted go on. */
     if (last && !(ch = kvd__chunk_wanted(w->run->p, ch, d)).n)
         return true;
 
     /* h += attention(q, K, V) W_o */
-    kvd__attention(w, &ch);
+    if (w->run->p->compact)
+        kvd__compact_attention(w, &ch);
+    else
+        kvd__attention(w, &ch);
     barrier(w);
     kvd__stage_end(w, KVD_STAGE_ATTENTION);
     in = kvd__inputs(w, &ch, s->attn, d_attn, d_attn, NULL, (const kvd_linear *[]){&y->o}, 1);

@@ -8,6 +8,7 @@
 #ifndef KVD_MODEL_PASS_H
 #define KVD_MODEL_PASS_H
 
+#include "kv/compact.h"
 #include "kv/spill.h"
 #include "model/model.h"
 
@@ -42,6 +43,7 @@ typedef struct kvd_pass {
     void *stream; /* [rows of all spans][d_model] of stream_type */
     kvd_kvtype stream_type;
     const kvd_taps *taps; /* or NULL */
+    kvd_compact *compact; /* a lossy policy's K and V, in place of the span's; one span then, nothing to recompute. NULL: exact */
     void *ctx;            /* of the two callbacks below; non-zero result cancels */
     int (*on_logits)(void *ctx, int span, int64_t pos, const float *logits);
     int (*on_progress)(void *ctx, int64_t done, int64_t total); /* in rows x layers */

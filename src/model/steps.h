@@ -123,6 +123,10 @@ void kvd__rotate_row(kvd_worker *w, int layer, int64_t pos, float *q, float *k);
 void kvd__store(kvd_worker *w, const kvd_chunk *ch);
 /* Softmax attention of the chunk's rows into s->attn. May hold barriers. */
 void kvd__attention(kvd_worker *w, const kvd_chunk *ch);
+/* With a lossy policy (compact.c): rotate, store, show the policy what it wants to
+ * see, and at the feed's end let it choose; then attention over what was kept. */
+void kvd__compact_store(kvd_worker *w, const kvd_chunk *ch);
+void kvd__compact_attention(kvd_worker *w, const kvd_chunk *ch);
 /* First position that a query at pos sees at a layer. */
 int64_t kvd__first_seen(const kvd_config *c, int layer, int64_t pos);
 
