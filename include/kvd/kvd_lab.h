@@ -50,15 +50,18 @@ KVD_API int kvd_lab_reconstruct(kvd_session *s, int layer, int64_t pos, const fl
                                 kvd_error *err);
 
 /* The same for n positions at once, on the model's threads: what recomputing costs
- * when the residual of each layer is at hand. residuals: [n][d_model]; k, v:
- * [n][n_kv_heads][d_head]. The same bits as one by one. */
+ * when the residual of each layer is at hand. pos: [n], in any order; residuals:
+ * [n][d_model]; k, v: [n][n_kv_heads][d_head], unspecified after KVD_E_NUMERIC. The
+ * same bits as one by one. */
 KVD_API int kvd_lab_reconstruct_rows(kvd_session *s, int layer, int64_t n, const int64_t *pos, const float *residuals,
                                      float *k, float *v, kvd_error *err);
 
 /* Matrices of a layer as the file holds them, y = W x + b. */
 typedef enum kvd_lab_matrix { KVD_LAB_WQ, KVD_LAB_WK, KVD_LAB_WV, KVD_LAB_WO, KVD_LAB_GATE, KVD_LAB_UP, KVD_LAB_DOWN } kvd_lab_matrix;
 /* Dequantised: w [n_rows][n_columns] (NULL: the shape only), bias [n_rows] (may be
- * NULL; zeros where there is none). KVD_E_RANGE. Any thread. */
+ * NULL; zeros where there is none). A query head's rows in WQ, a KV head's in WK and
+ * WV lie together; WK and WQ of `llama` files have the rows of a head permuted
+ * alike. KVD_E_RANGE; KVD_E_ARG: the model was loaded without weights. Any thread. */
 KVD_API int kvd_lab_get_matrix(const kvd_model *m, int layer, kvd_lab_matrix which, int64_t *n_rows, int64_t *n_columns,
                                float *w, float *bias, kvd_error *err);
 

@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "base/fpenv.h"
 #include "base/half.h"
 #include "model/steps.h"
 
@@ -186,49 +185,4 @@ void kvd__kv_read(const kvd_kv *kv, int layer, int64_t pos, float *k, float *v)
             v[head * dh + i] = read_value(pv, kv->shape.type, (int64_t)slot * dh + i);
         }
     }
-}
-
-typedef struct {
-    struct kvd_model *m;
-    int layer;
-    int64_t pos;
-    const float *residual;
-    kvd_kvtype kv_type;
-    float *k, *v;
-    bool failed;
-} reconstruction;
-
-/* On the calling thread alone: norm, two products, rotation, rounding. Waking the
- * pool would cost more than one row does. */
-static void reconstruct(reconstruction *r)
-{
-    struct kvd_model *m = r->m;
-    const kvd_config *c = &m->config;
-    const kvd_layer *y = &m->layers[r->layer];
-    kvd_scratch *s = &m->scratch;
-    kvd_run run = {.m = m};
-    kvd_worker w = {.run = &run, .m = m, .c = c, .k = &m->kern, .s = s, .lane = &s->lanes[0], .tid = 0, .n_threads = 1};
-    kvd_chunk ch = {.layer = r->layer, .n = 1};
-    memcpy(s->h, r->residual, (size_t)c->d_model * sizeof(float));
-    const kvd_linear *kv[] = {&y->k, &y->v};
-    float *out[] = {s->qkv + s->k_column, s->qkv + s->v_column};
-    kvd_inputs in = kvd__inputs(&w, &ch, s->h, c->d_model, c->d_model, y->attn_norm, kv, 2);
-    kvd__products(&w, &in, kv, out, (int64_t[]){s->ld_qkv, s->ld_qkv}, 2);
-    kvd__rotate_row(&w, r->layer, r->pos, NULL, out[0]);
-    int64_t n = (int64_t)c->n_kv_heads * c->d_head;
-    r->failed = m->kern.round_to(out[0], r->kv_type, n) || m->kern.round_to(out[1], r->kv_type, n) || atomic_load(&run.failed);
-    memcpy(r->k, out[0], (size_t)n * sizeof(float));
-    memcpy(r->v, out[1], (size_t)n * sizeof(float));
-}
-
-int kvd__model_reconstruct(struct kvd_model *m, int layer, int64_t pos, const float *residual, kvd_kvtype kv_type,
-                           float *k, float *v, kvd_error *err)
-{
-    reconstruction r = {m, layer, pos, residual, kv_type, k, v, false};
-    kvd_fpenv env = kvd__fpenv_enter();
-    reconstruct(&r);
-    kvd__fpenv_leave(env);
-    if (r.failed)
-        return kvd__fail(err, KVD_E_NUMERIC, "a value of layer %d at position %lld is not finite", layer, (long long)pos);
-    return 0;
 }

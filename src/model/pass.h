@@ -53,12 +53,13 @@ typedef struct kvd_pass {
  * spill what reading it gives (KVD_E_IO, KVD_E_CHECK; kvd__spill_broken tells). */
 int kvd__model_pass(struct kvd_model *m, const kvd_pass *p, kvd_error *err);
 
-/* K and V of one position at one layer from the residual entering it, by the
- * same kernels in the same order, rounded to kv_type as if stored: what the paper
- * calls reconstruction (arXiv 2603.19664, Eq. 13-14). residual: [d_model];
- * k, v: [n_kv_heads*d_head] f32. */
-int kvd__model_reconstruct(struct kvd_model *m, int layer, int64_t pos, const float *residual, kvd_kvtype kv_type,
-                           float *k, float *v, kvd_error *err);
+/* K and V of n positions at one layer from the residuals entering it, by the same
+ * kernels in the same order, rounded to kv_type as if stored: what the paper calls
+ * reconstruction (arXiv 2603.19664, Eq. 13-14). The bits do not depend on n. Uses the
+ * model's scratch like a pass (reconstruct.c). residuals: [n][d_model]; k, v:
+ * [n][n_kv_heads*d_head] f32, unspecified on failure. */
+int kvd__model_reconstruct(struct kvd_model *m, int layer, int64_t n, const int64_t *positions, const float *residuals,
+                           kvd_kvtype kv_type, float *k, float *v, kvd_error *err);
 
 /* Read back what is stored at a position. */
 void kvd__kv_read(const kvd_kv *kv, int layer, int64_t pos, float *k, float *v);

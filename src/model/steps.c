@@ -17,7 +17,7 @@ kvd_row kvd__row_at(const kvd_pass *p, int64_t row)
 
 void kvd__fail_run(kvd_run *r, int layer, int64_t row)
 {
-    int64_t pos = r->p ? kvd__row_at(r->p, row).pos : 0, mark = ((int64_t)layer << 40 | pos) + 1;
+    int64_t pos = r->p ? kvd__row_at(r->p, row).pos : r->positions[row], mark = ((int64_t)layer << 40 | pos) + 1;
     int64_t old = atomic_load(&r->failed);
     while ((!old || mark < old) && !atomic_compare_exchange_weak(&r->failed, &old, mark))
         ;

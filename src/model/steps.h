@@ -37,6 +37,7 @@ enum { KVD__UNIT_ROWS = 32 }; /* rows of an attention unit, at most */
 typedef struct kvd_run {
     struct kvd_model *m;
     const kvd_pass *p;
+    const int64_t *positions; /* of the rows, where there is no pass (reconstruct.c) */
     int64_t n_rows;
     bool stop;                  /* written by thread 0 at the start of a chunk */
     bool cancelled;
