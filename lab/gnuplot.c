@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <spawn.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,18 +17,6 @@
 #include "lab/lab.h"
 
 extern char **environ;
-
-__attribute__((format(printf, 3, 4))) static int fail(kvd_error *err, int code, const char *format, ...)
-{
-    va_list ap;
-    if (err) {
-        *err = (kvd_error){.code = code, .offset = -1};
-        va_start(ap, format);
-        vsnprintf(err->message, sizeof err->message, format, ap);
-        va_end(ap);
-    }
-    return code;
-}
 
 bool lab_can_draw(void)
 {
@@ -70,7 +57,7 @@ static int read_all(int fd, char **out, size_t *n, kvd_error *err)
             continue;
         if (got < 0) {
             free(p);
-            return fail(err, KVD_E_IO, "gnuplot's drawing: %s", strerror(errno));
+            return lab_fail(err, KVD_E_IO, "gnuplot's drawing: %s", strerror(errno));
         }
         if (got == 0) {
             p[len] = 0;
@@ -86,7 +73,7 @@ static int read_all(int fd, char **out, size_t *n, kvd_error *err)
             p = q;
         }
     }
-    return fail(err, KVD_E_NOMEM, "out of memory: a drawing");
+    return lab_fail(err, KVD_E_NOMEM, "out of memory: a drawing");
 }
 
 /* The first line of its complaints that says something. */
@@ -99,7 +86,7 @@ static int complain(FILE *errors, int status, kvd_error *err)
         if (line[strspn(line, " \t^")])
             break;
     }
-    return fail(err, KVD_E_IO, "gnuplot ended with %s %d: %s", WIFSIGNALED(status) ? "signal" : "code",
+    return lab_fail(err, KVD_E_IO, "gnuplot ended with %s %d: %s", WIFSIGNALED(status) ? "signal" : "code",
                 WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status), line + strspn(line, " \t^"));
 }
 
@@ -114,7 +101,7 @@ int lab_gnuplot(FILE *script, char **out, size_t *n, kvd_error *err)
         int e = errno;
         if (errors)
             fclose(errors);
-        return fail(err, KVD_E_IO, "a pipe to gnuplot: %s", strerror(e));
+        return lab_fail(err, KVD_E_IO, "a pipe to gnuplot: %s", strerror(e));
     }
     int rc = start(fileno(script), ends[1], fileno(errors), &pid);
     close(ends[1]);
@@ -124,7 +111,7 @@ int lab_gnuplot(FILE *script, char **out, size_t *n, kvd_error *err)
             ;
         rc = read_rc ? read_rc : status || n_drawn == 0 ? complain(errors, status, err) : 0;
     } else
-        rc = rc == ENOENT ? fail(err, KVD_E_UNSUPPORTED, "no gnuplot in PATH") : fail(err, KVD_E_IO, "gnuplot: %s", strerror(rc));
+        rc = rc == ENOENT ? lab_fail(err, KVD_E_UNSUPPORTED, "no gnuplot in PATH") : lab_fail(err, KVD_E_IO, "gnuplot: %s", strerror(rc));
     close(ends[0]);
     fclose(errors);
     if (rc) {

@@ -157,6 +157,8 @@ double lab_match(const int32_t *a, const int32_t *b, int64_t n);
 double lab_seconds(void);
 /* Hex of a 64-bit FNV-1a: names a text in "settings", proves nothing. */
 void lab_hash(const void *data, size_t n, char hex[17]);
+/* Fill err, if there is one; returns code. */
+int lab_fail(kvd_error *err, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* 0, or KVD_E_CANCELLED with err set. */
 int lab_tick(const lab *l, const char *what, int64_t done, int64_t total, kvd_error *err);
 /* Let l->tick cancel the passes of a session too (it gets what NULL). l must outlive s. */

@@ -15,174 +15,18 @@
 
 #include <errno.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "lab/gnuplot.h"
+#include "lab/plot_points.h"
 
-enum { MOST_SERIES = 24, LABEL = 40, WIDE = 480 };
-
-typedef struct {
-    char (*label)[LABEL];
-    int n;
-    bool words; /* values are indices of labels */
-} axis;
-
-typedef struct {
-    double x, y, z;
-    int s;
-    bool has_x, has_y, has_z;
-} point;
-
-typedef struct {
-    const char *kind, *title, *name;
-    const char *x_title, *y_title, *z_title;
-    int z_decimals;
-    axis x, y, by;
-    bool heat, bars, log_x, log_y, png;
-    point *p;
-    int n, n_series, n_zero[MOST_SERIES], n_drawn[MOST_SERIES];
-    int height;
-} drawing;
+enum { WIDE = 480 };
 
 /* Middle lightness: at least 3:1 against white and against #181818. */
 static const char *const colours[] = {"#3b82d6", "#d9622b", "#2a9d6a", "#c256a8", "#a8842a", "#7d74dc", "#d1495b", "#2f9aa3", "#808890"};
 enum { N_COLOURS = sizeof colours / sizeof colours[0] };
-
-__attribute__((format(printf, 3, 4))) static int fail(kvd_error *err, int code, const char *format, ...)
-{
-    va_list ap;
-    if (err) {
-        *err = (kvd_error){.code = code, .offset = -1};
-        va_start(ap, format);
-        vsnprintf(err->message, sizeof err->message, format, ap);
-        va_end(ap);
-    }
-    return code;
-}
-
-/* ---- from table to points ---------------------------------------------------------- */
-
-static const char *member(const json_t *o, const char *key)
-{
-    return json_string_value(json_object_get(o, key));
-}
-
-static const json_t *find_table(const json_t *result, const char *name)
-{
-    size_t i;
-    json_t *t;
-    json_array_foreach(json_object_get(result, "tables"), i, t)
-        if (member(t, "name") && !strcmp(member(t, "name"), name))
-            return t;
-    return NULL;
-}
-
-/* Index of a column, -1: none; its title and decimals. */
-static int column(const json_t *table, const char *key, const char **title, int *decimals)
-{
-    size_t i;
-    json_t *c;
-    json_array_foreach(json_object_get(table, "columns"), i, c)
-        if (key && member(c, "key") && !strcmp(member(c, "key"), key)) {
-            *title = member(c, "title") ? member(c, "title") : "";
-            *decimals = (int)json_integer_value(json_object_get(c, "decimals"));
-            return (int)i;
-        }
-    return -1;
-}
-
-static bool has_words(const json_t *rows, int column_index)
-{
-    size_t i;
-    json_t *row;
-    json_array_foreach(rows, i, row)
-        if (json_is_string(json_array_get(row, (size_t)column_index)))
-            return true;
-    return false;
-}
-
-/* The value of a cell on an axis; false: it has none. */
-static bool place(axis *a, const json_t *cell, int decimals, double *out)
-{
-    if (!a->words) {
-        *out = json_number_value(cell);
-        return json_is_number(cell) && isfinite(*out);
-    }
-    char text[LABEL];
-    lab_cell(cell, decimals, text, sizeof text);
-    for (int i = 0; i < a->n; i++)
-        if (!strcmp(a->label[i], text)) {
-            *out = i;
-            return true;
-        }
-    memcpy(a->label[a->n], text, sizeof text); /* there is room for one a row */
-    *out = a->n++;
-    return !json_is_null(cell);
-}
-
-static bool axis_make(axis *a, bool words, size_t n)
-{
-    a->words = words;
-    a->label = words ? calloc(n + 1, sizeof *a->label) : NULL;
-    return !words || a->label;
-}
-
-static void drawing_free(drawing *d)
-{
-    free(d->x.label);
-    free(d->y.label);
-    free(d->by.label);
-    free(d->p);
-}
-
-/* Read the points that a plot asks for. */
-static int collect(const json_t *result, const json_t *plot, drawing *d, kvd_error *err)
-{
-    const char *name = member(plot, "table"), *unused = "";
-    const json_t *table = name ? find_table(result, name) : NULL, *rows = json_object_get(table, "rows");
-    int dx = 0, dy = 0, dby = 0, x = column(table, member(plot, "x"), &d->x_title, &dx), y = column(table, member(plot, "y"), &d->y_title, &dy);
-    int by = column(table, member(plot, "by"), &unused, &dby), z = column(table, member(plot, "z"), &d->z_title, &d->z_decimals);
-    size_t n = json_array_size(rows), i;
-    json_t *row;
-    d->kind = member(plot, "kind") ? member(plot, "kind") : "lines";
-    d->title = member(plot, "title") ? member(plot, "title") : "";
-    d->name = member(plot, "name") ? member(plot, "name") : "plot";
-    d->heat = !strcmp(d->kind, "heat");
-    d->bars = !strcmp(d->kind, "bars");
-    d->log_x = json_is_true(json_object_get(plot, "log_x"));
-    d->log_y = json_is_true(json_object_get(plot, "log_y"));
-    if (!table || x < 0 || y < 0 || (d->heat && z < 0) || (member(plot, "by") && by < 0))
-        return fail(err, KVD_E_ARG, "plot \"%.60s\" names a table or column that is not there", d->name);
-    if (!axis_make(&d->x, d->heat || d->bars || has_words(rows, x), n) || !axis_make(&d->y, d->heat, n) || !axis_make(&d->by, true, n) ||
-        !(d->p = calloc(n + 1, sizeof *d->p)))
-        return fail(err, KVD_E_NOMEM, "out of memory: a drawing");
-    json_array_foreach(rows, i, row) {
-        point *p = &d->p[d->n++];
-        double s = 0;
-        p->has_x = place(&d->x, json_array_get(row, (size_t)x), dx, &p->x);
-        p->has_y = place(&d->y, json_array_get(row, (size_t)y), dy, &p->y);
-        if (z >= 0) {
-            p->z = json_number_value(json_array_get(row, (size_t)z));
-            p->has_z = json_is_number(json_array_get(row, (size_t)z)) && isfinite(p->z);
-        }
-        if (by >= 0)
-            place(&d->by, json_array_get(row, (size_t)by), dby, &s);
-        p->s = (int)s;
-    }
-    d->n_series = by >= 0 && d->by.n ? d->by.n : 1;
-    return d->n_series <= MOST_SERIES ? 0 : fail(err, KVD_E_ARG, "plot \"%.60s\" has %d series, %d can be told apart", d->name, d->n_series, MOST_SERIES);
-}
-
-/* Can this point be drawn? */
-static bool visible(const drawing *d, const point *p)
-{
-    if (d->heat)
-        return p->has_x && p->has_y && p->has_z;
-    return p->has_x && p->has_y && (!d->log_x || d->x.words || p->x > 0) && (!d->log_y || p->y > 0);
-}
 
 /* ---- the script ----------------------------------------------------------------------- */
 
@@ -257,21 +101,6 @@ static void head(FILE *f, const drawing *d)
           "set grid lc rgb '#808080' lw 0.4 dt (2,4)\n", f);
 }
 
-/* The greatest and least of what is drawn. */
-static void range(const drawing *d, double (*value)(const point *), double *least, double *most)
-{
-    *least = INFINITY;
-    *most = -INFINITY;
-    for (int i = 0; i < d->n; i++)
-        if (visible(d, &d->p[i])) {
-            *least = fmin(*least, value(&d->p[i]));
-            *most = fmax(*most, value(&d->p[i]));
-        }
-}
-
-static double y_of(const point *p) { return p->y; }
-static double z_of(const point *p) { return p->z; }
-
 /* ---- lines, points, bars -------------------------------------------------------------------- */
 
 static void series_data(FILE *f, drawing *d, int s)
@@ -282,7 +111,7 @@ static void series_data(FILE *f, drawing *d, int s)
         const point *p = &d->p[i];
         if (p->s != s)
             continue;
-        if (visible(d, p)) {
+        if (lab_plot_visible(d, p)) {
             fprintf(f, "%.15g %.15g\n", d->bars ? p->x + (s + 0.5) * width - 0.4 : p->x, p->y);
             d->n_drawn[s]++;
         } else {
@@ -305,14 +134,47 @@ static void series_style(FILE *f, const drawing *d, int s)
         fprintf(f, "with linespoints pt %d ps 0.6 lw 2 dt %d lc rgb '%s'", marks[s % 9], 1 + s / N_COLOURS, colour);
 }
 
+static int ascending(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* A logarithmic axis is labelled where there are points: 32, 64, 128 say more than 10
+ * and 100. Those that would touch are left out. */
+static void log_tics(FILE *f, const drawing *d)
+{
+    double *x = malloc(((size_t)d->n + 1) * sizeof *x), last = 0;
+    int n = 0;
+    for (int i = 0; x && i < d->n; i++)
+        if (lab_plot_visible(d, &d->p[i]))
+            x[n++] = d->p[i].x;
+    if (n > 1) {
+        qsort(x, (size_t)n, sizeof *x, ascending);
+        double gap = pow(x[n - 1] / x[0], 0.07);
+        fputs("set logscale x\nset xtics (", f);
+        for (int i = 0; i < n; i++)
+            if (last == 0 || x[i] >= last * gap) {
+                fprintf(f, "%s'%g' %.15g", last == 0 ? "" : ", ", x[i], x[i]);
+                last = x[i];
+            }
+        fprintf(f, ")\nset xrange [%.15g:%.15g]\n", x[0] / sqrt(gap), x[n - 1] * sqrt(gap));
+    }
+    free(x);
+}
+
 static void draw_series(FILE *f, drawing *d)
 {
-    double least, most;
-    range(d, y_of, &least, &most);
+    double least = INFINITY, most = -INFINITY;
+    for (int i = 0; i < d->n; i++)
+        if (lab_plot_visible(d, &d->p[i])) {
+            least = fmin(least, d->p[i].y);
+            most = fmax(most, d->p[i].y);
+        }
     for (int s = 0; s < d->n_series; s++)
         series_data(f, d, s);
     if (d->log_x && !d->x.words)
-        fputs("set logscale x\n", f);
+        log_tics(f, d);
     if (d->log_y)
         fputs("set logscale y\n", f);
     if (d->x.words) {
@@ -373,7 +235,7 @@ static void heat_text(FILE *f, const drawing *d, int s, bool light, double least
     fprintf(f, "$t%d%d << EOD\n-9 -9 \"\"\n", s, light); /* out of sight, so that the block is never empty */
     for (int i = 0; i < d->n; i++) {
         const point *p = &d->p[i];
-        if (p->s != s || !visible(d, p) || (shade(d, p->z, least, most) > 0.55) != light)
+        if (p->s != s || !lab_plot_visible(d, p) || (shade(d, p->z, least, most) > 0.55) != light)
             continue;
         json_t *number = json_real(p->z);
         char text[64];
@@ -391,7 +253,7 @@ static void heat_panel(FILE *f, const drawing *d, int s, double least, double mo
     int cells = 0;
     fprintf(f, "$d%d << EOD\n", s);
     for (int i = 0; i < d->n; i++)
-        if (d->p[i].s == s && visible(d, &d->p[i])) {
+        if (d->p[i].s == s && lab_plot_visible(d, &d->p[i])) {
             fprintf(f, "%g %g %.15g\n", d->p[i].x, d->p[i].y, d->log_y && d->p[i].z < least ? least : d->p[i].z);
             cells++;
         }
@@ -414,7 +276,7 @@ static void draw_heat(FILE *f, const drawing *d)
 {
     double least = INFINITY, most = -INFINITY;
     for (int i = 0; i < d->n; i++)
-        if (visible(d, &d->p[i]) && (!d->log_y || d->p[i].z > 0)) {
+        if (lab_plot_visible(d, &d->p[i]) && (!d->log_y || d->p[i].z > 0)) {
             least = fmin(least, d->p[i].z);
             most = fmax(most, d->p[i].z);
         }
@@ -445,7 +307,8 @@ static void draw_heat(FILE *f, const drawing *d)
 static char *adopt_colour(const char *svg, size_t n, size_t *n_out)
 {
     static const char *const change[][2] = {
-        {" color=\"black\"", ""}, {"stroke='black'", "stroke='currentColor'"}, {"fill=\"black\"", "fill=\"currentColor\""}};
+        {" color=\"black\"", ""}, {"stroke='black'", "stroke='currentColor'"}, {"stroke=\"black\"", "stroke=\"currentColor\""},
+        {"fill=\"black\"", "fill=\"currentColor\""}};
     enum { N = sizeof change / sizeof change[0] };
     char *out = malloc(2 * n + 1); /* no replacement is twice as long */
     size_t len = 0;
@@ -468,7 +331,7 @@ static int write_file(const char *path, const char *data, size_t n, kvd_error *e
 {
     char *part = NULL;
     if (asprintf(&part, "%s.part%ld", path, (long)getpid()) < 0)
-        return fail(err, KVD_E_NOMEM, "out of memory: a drawing");
+        return lab_fail(err, KVD_E_NOMEM, "out of memory: a drawing");
     FILE *f = fopen(part, "wbe");
     bool bad = !f || fwrite(data, 1, n, f) != n;
     if (f)
@@ -479,7 +342,7 @@ static int write_file(const char *path, const char *data, size_t n, kvd_error *e
     if (e)
         unlink(part);
     free(part);
-    return e ? fail(err, KVD_E_IO, "%s", strerror(e)) : 0;
+    return e ? lab_fail(err, KVD_E_IO, "%s", strerror(e)) : 0;
 }
 
 static int draw(drawing *d, const char *path, kvd_error *err)
@@ -488,7 +351,7 @@ static int draw(drawing *d, const char *path, kvd_error *err)
     size_t n = 0;
     FILE *script = tmpfile();
     if (!script)
-        return fail(err, KVD_E_IO, "a script for gnuplot: %s", strerror(errno));
+        return lab_fail(err, KVD_E_IO, "a script for gnuplot: %s", strerror(errno));
     d->height = d->heat ? d->n_series * (d->y.n > 12 ? 120 + 11 * d->y.n : 190 + 14 * d->y.n) : 330 + 20 * ((d->n_series + 1) / 2);
     head(script, d);
     set_text(script, "title", d->title, 52, "");
@@ -498,13 +361,13 @@ static int draw(drawing *d, const char *path, kvd_error *err)
         draw_heat(script, d);
     else
         draw_series(script, d);
-    int rc = ferror(script) ? fail(err, KVD_E_IO, "a script for gnuplot") : lab_gnuplot(script, &out, &n, err);
+    int rc = ferror(script) ? lab_fail(err, KVD_E_IO, "a script for gnuplot") : lab_gnuplot(script, &out, &n, err);
     fclose(script);
     if (!rc && !d->png) {
         char *svg = adopt_colour(out, n, &n);
         free(out);
         out = svg;
-        rc = svg ? 0 : fail(err, KVD_E_NOMEM, "out of memory: a drawing");
+        rc = svg ? 0 : lab_fail(err, KVD_E_NOMEM, "out of memory: a drawing");
     }
     rc = rc ? rc : write_file(path, out, n, err);
     free(out);
@@ -516,9 +379,9 @@ int lab_draw(const json_t *result, const json_t *plot, const char *path, kvd_err
     size_t n = strlen(path);
     drawing d = {.png = n > 4 && !strcmp(path + n - 4, ".png"), .x_title = "", .y_title = "", .z_title = ""};
     if (!d.png && (n <= 4 || strcmp(path + n - 4, ".svg")))
-        return fail(err, KVD_E_ARG, "a drawing is .svg or .png");
-    int rc = collect(result, plot, &d, err);
+        return lab_fail(err, KVD_E_ARG, "a drawing is .svg or .png");
+    int rc = lab_plot_points(result, plot, &d, err);
     rc = rc ? rc : draw(&d, path, err);
-    drawing_free(&d);
+    lab_plot_free(&d);
     return rc;
 }

@@ -186,8 +186,11 @@ void lab_write_tsv(const json_t *table, FILE *out)
 {
     size_t i, k;
     json_t *column, *row, *cell;
-    json_array_foreach(json_object_get(table, "columns"), i, column)
-        fprintf(out, "%s%s", i ? "\t" : "", json_string_value(json_object_get(column, "key")));
+    json_array_foreach(json_object_get(table, "columns"), i, column) {
+        if (i)
+            fputc('\t', out);
+        tsv_cell(json_object_get(column, "key"), out);
+    }
     fputc('\n', out);
     json_array_foreach(json_object_get(table, "rows"), i, row) {
         json_array_foreach(row, k, cell) {

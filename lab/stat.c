@@ -4,6 +4,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdarg.h>
 #include <string.h>
 #include <time.h>
 
@@ -78,15 +79,23 @@ void lab_hash(const void *data, size_t n, char hex[17])
     snprintf(hex, 17, "%016" PRIx64, h);
 }
 
+int lab_fail(kvd_error *err, int code, const char *format, ...)
+{
+    va_list ap;
+    if (err) {
+        *err = (kvd_error){.code = code, .offset = -1};
+        va_start(ap, format);
+        vsnprintf(err->message, sizeof err->message, format, ap);
+        va_end(ap);
+    }
+    return code;
+}
+
 int lab_tick(const lab *l, const char *what, int64_t done, int64_t total, kvd_error *err)
 {
     if (!l->tick || !l->tick(l->tick_ctx, what, done, total))
         return 0;
-    if (err) {
-        *err = (kvd_error){.code = KVD_E_CANCELLED, .offset = -1};
-        snprintf(err->message, sizeof err->message, "interrupted");
-    }
-    return KVD_E_CANCELLED;
+    return lab_fail(err, KVD_E_CANCELLED, "interrupted");
 }
 
 static int on_pass(void *ctx, int64_t done, int64_t total, int64_t rows, int64_t recomputed)

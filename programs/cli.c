@@ -46,7 +46,7 @@ static const option_row rows[] = {
     {"policy", LONG_POLICY, true, OPT_MEMORY, "NAME", "kv-direct; full: keep everything; lossy, to compare: window, streaming-llm, h2o, snapkv, tova"},
     {"positions", LONG_POSITIONS, true, OPT_MEMORY, "HOW", "lossy policies: original, or renumber what is kept"},
     {"evict-to", LONG_EVICT_TO, true, OPT_MEMORY, "TIER", "auto, recompute, disk: where evicted K and V come from again"},
-    {"spill-dir", LONG_SPILL_DIR, true, OPT_MEMORY | OPT_LAB, "DIR", "folder of the disk tier; the user's cache folder"},
+    {"spill-dir", LONG_SPILL_DIR, true, OPT_MEMORY | OPT_LAB | OPT_REPORT, "DIR", "folder of the disk tier; the user's cache folder"},
     {"recalibrate", LONG_RECALIBRATE, false, OPT_MEMORY, NULL, "measure this machine again for the planner"},
     {"context", LONG_CONTEXT, true, OPT_PLAN, "N", "tokens of prompt and answer"},
     {"o", 'o', true, OPT_PLAN, "FILE", "write the curve: a drawing as .svg or .png, else TSV"},

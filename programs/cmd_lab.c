@@ -163,6 +163,8 @@ int cli_run_experiment(cli *c, const char *name)
     const char *slash = strrchr(c->model, '/');
     if (!e)
         return cli_fail(EXIT_USAGE, "no experiment \"%.40s\" (kvd lab --help lists them)", name);
+    cli_progress_allow(!c->quiet);
+    cli_catch_interrupt();
     int code = cli_spill_dir(c);
     lab l = {.so = c->so, .model_file = slash ? slash + 1 : c->model, .cpu = cpu, .n_new = c->n_given ? c->go.max_tokens : 0, .quick = c->quick,
              .limit = e->run == lab_hellaswag ? c->tasks : c->chunks, .policies = c->policies, .chunk_tokens = c->chunk_tokens,
@@ -172,8 +174,6 @@ int cli_run_experiment(cli *c, const char *name)
     code = code ? code : check_request(c, e, &l);
     if (!code && c->file && !(code = cli_read_file(c->file, &text, &l.n_text)))
         l.text = text;
-    cli_progress_allow(!c->quiet);
-    cli_catch_interrupt();
     code = code ? code : cli_load(c, true, &m);
     if (!code) {
         kvd_model_get_info(m, &l.info);

@@ -95,11 +95,32 @@ static void print_curve(const planning *p, FILE *out, const char *separator)
     }
 }
 
-/* -o: the curve as TSV. */
+static const char *const drawings[] = {".svg", ".png", NULL};
+
+/* The curve as a table with a row for each tier and budget, and a plot of it. */
+static int draw_curve(const planning *p)
+{
+    static const lab_column columns[] = {{"percent", "budget, % of full KV", 0}, {"tier", "tier", 0}, {"rate", "tokens a second while generating", 1}, {NULL, NULL, 0}};
+    json_t *result = json_pack("{s:[], s:[]}", "tables", "plots"), *table = lab_table(result, "curve", "", columns);
+    char title[96];
+    kvd_tier_plan t;
+    for (int k = 0; k < N_PERCENTS; k++)
+        for (int i = 0; tier(p, p->full_bytes * percents[k] / 100, i, &t); i++)
+            lab_row(table, json_pack("[i, s, o]", percents[k], t.name, t.fits ? json_real(t.decode_tokens_per_s) : json_null()));
+    snprintf(title, sizeof title, "Predicted speed by budget, %lld tokens of context", (long long)(p->n_prompt + p->n_new));
+    lab_plot(result, "curve", title, "lines", "curve", "percent", "rate", "tier", NULL, LAB_LOG_X | LAB_LOG_Y);
+    int code = cli_draw(result, json_array_get(json_object_get(result, "plots"), 0), p->c->output);
+    json_decref(result);
+    return code;
+}
+
+/* -o: the curve as a drawing or as TSV. */
 static int write_curve(const planning *p)
 {
     if (!p->c->output)
         return 0;
+    if (cli_ending(p->c->output, drawings) >= 0)
+        return draw_curve(p);
     FILE *f = fopen(p->c->output, "we");
     if (!f)
         return cli_fail(EXIT_BAD_FILE, "%s: cannot be written", p->c->output);
@@ -125,8 +146,12 @@ int cmd_plan(int argc, char **argv)
         return rc;
     if (c.context < 1)
         return cli_fail(EXIT_USAGE, "no length: --context N");
+    if (cli_lossy(c.so.policy))
+        return cli_fail(EXIT_USAGE, "plan is of exact policies: a lossy one keeps --kv-tokens and needs no tier");
     if (c.so.evict_to != KVD_EVICT_RECOMPUTE && !c.so.spill_dir)
         cli_spill_dir(&c);
+    if (c.output && cli_ending(c.output, drawings) >= 0 && !lab_can_draw())
+        return cli_fail(EXIT_RESOURCES, "-o %s: no gnuplot in PATH to draw it (another name: TSV)", c.output);
     planning p = {.c = &c};
     kvd_error err;
     int64_t budget = c.mo.kv_budget_bytes;

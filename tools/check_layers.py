@@ -169,6 +169,8 @@ class Tree:
                 flags += ["-std=c17", "-pedantic", "-Wstrict-prototypes", "-Iinclude"]  # a user has only these
             else:
                 flags += ["-std=gnu17", "-Iinclude", "-Isrc", "-I" + os.path.dirname(path)]
+                if room_of(path) in ("lab", "programs"):
+                    flags += ["-I."]  # "lab/lab.h"
                 if is_isa_file(path):
                     isa = path.split("/")[2]
                     if isa == "x86" and platform.machine() not in ("x86_64", "AMD64"):

@@ -1,0 +1,185 @@
+/* lab/: statistics against values worked out by hand or in long double, and the form
+ * of results. */
+#define _GNU_SOURCE
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "lab/lab.h"
+
+static float noise(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (float)((double)(*state >> 40) / 16777216.0 * 20 - 10);
+}
+
+static void kl_of_the_same_bits_is_zero(void **state)
+{
+    float x[1000];
+    uint64_t seed = 1;
+    (void)state;
+    for (int i = 0; i < 1000; i++)
+        x[i] = noise(&seed);
+    assert_true(lab_kl_bits(x, x, 1000) == 0);
+    float y[1000];
+    memcpy(y, x, sizeof x);
+    assert_true(lab_kl_bits(x, y, 1000) == 0);
+}
+
+static void kl_by_hand(void **state)
+{
+    (void)state;
+    float p[2] = {0, 0}, q[2] = {logf(3), 0}; /* 1/2 1/2 against 3/4 1/4 */
+    assert_true(fabs(lab_kl_bits(p, q, 2) - (0.5 * log2(0.5 / 0.75) + 0.5)) < 1e-7);
+    assert_true(fabs(lab_kl_bits(q, p, 2) - (0.75 * log2(1.5) + 0.25 * log2(0.5))) < 1e-7);
+    for (int i = 0; i < 2; i++) /* a constant added to all logits is no difference */
+        q[i] += 40;
+    assert_true(fabs(lab_kl_bits(p, q, 2) - (0.5 * log2(0.5 / 0.75) + 0.5)) < 1e-6);
+    float far[2] = {0, -2000}; /* a probability that is 0 in f64 */
+    assert_true(isfinite(lab_kl_bits(far, p, 2)) && fabs(lab_kl_bits(far, p, 2) - 1) < 1e-12);
+}
+
+/* Of distributions that differ in the last bits nearly all of the plain sum cancels. */
+static void kl_of_near_neighbours(void **state)
+{
+    enum { N = 4096 };
+    static float p[N], q[N];
+    uint64_t seed = 7;
+    (void)state;
+    for (int i = 0; i < N; i++) {
+        p[i] = noise(&seed);
+        q[i] = i % 3 ? p[i] : nextafterf(p[i], i % 2 ? 100.0f : -100.0f);
+    }
+    long double zp = 0, zq = 0, sum = 0;
+    for (int i = 0; i < N; i++) {
+        zp += expl((long double)p[i]);
+        zq += expl((long double)q[i]);
+    }
+    for (int i = 0; i < N; i++) {
+        long double a = expl((long double)p[i]) / zp, d = (long double)p[i] - (long double)q[i] - logl(zp) + logl(zq);
+        sum += a * (d + expm1l(-d));
+    }
+    double got = lab_kl_bits(p, q, N), expected = (double)(sum / logl(2));
+    assert_true(got > 0);
+    assert_true(fabs(got - expected) < 1e-3 * expected);
+}
+
+static void log_probabilities(void **state)
+{
+    float x[64];
+    uint64_t seed = 3;
+    double sum = 0;
+    (void)state;
+    for (int i = 0; i < 64; i++)
+        x[i] = noise(&seed);
+    for (int i = 0; i < 64; i++)
+        sum += exp(lab_log_prob(x, 64, i));
+    assert_true(fabs(sum - 1) < 1e-12);
+}
+
+static void counting(void **state)
+{
+    (void)state;
+    assert_int_equal(lab_argmax((float[]){1, 3, 2, 3}, 4), 1);
+    assert_true(lab_match((int32_t[]){1, 2, 3, 4}, (int32_t[]){1, 0, 3, 0}, 4) == 0.5);
+    char hex[17];
+    lab_hash("", 0, hex); /* the vectors of FNV-1a's authors */
+    assert_string_equal(hex, "cbf29ce484222325");
+    lab_hash("foobar", 6, hex);
+    assert_string_equal(hex, "85944171f73967e8");
+}
+
+static void text_of_any_bytes(void **state)
+{
+    static const struct {
+        const char *in, *out;
+    } cases[] = {{"plain", "plain"}, {"\xc3\xa4", "\xc3\xa4"}, {"a\xff" "b", "a\xef\xbf\xbd" "b"}, {"\xc3", "\xef\xbf\xbd"}, {"\xed\xa0\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"},
+                 {"\xc0\xaf", "\xef\xbf\xbd\xef\xbf\xbd"}, {"\xf4\x90\x80\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        json_t *s = lab_text(cases[i].in, strlen(cases[i].in));
+        assert_string_equal(json_string_value(s), cases[i].out);
+        json_decref(s);
+    }
+}
+
+static void check_cell(json_t *cell, int decimals, const char *expected)
+{
+    char text[64];
+    lab_cell(cell, decimals, text, sizeof text);
+    assert_string_equal(text, expected);
+    json_decref(cell);
+}
+
+static void cells(void **state)
+{
+    (void)state;
+    check_cell(json_real(0), 3, "0"); /* exactly; what only rounds to it is not */
+    check_cell(json_real(0.0004), 3, "4e-04");
+    check_cell(json_real(0.0006), 3, "0.001");
+    check_cell(json_real(2.0 / 3), 2, "0.67");
+    check_cell(json_real(0.1), -1, "0.1");
+    check_cell(json_real(1.0 / 3), -1, "0.3333333333333333");
+    check_cell(json_real(1234.5), -2, "1.23e+03");
+    check_cell(json_integer(7), 3, "7");
+    check_cell(json_true(), 0, "yes");
+    check_cell(json_null(), 0, "-");
+    check_cell(json_string("a\nb\t\x1b["), 0, "a\\nb\\t\\x1b[");
+    char small[8];
+    json_t *s = json_string("\xc3\xa4\xc3\xa4\xc3\xa4\xc3\xa4\xc3\xa4");
+    lab_cell(s, 0, small, sizeof small); /* cut between characters */
+    assert_string_equal(small, "\xc3\xa4\xc3\xa4\xc3\xa4");
+    json_decref(s);
+}
+
+static void a_row_keeps_its_shape(void **state)
+{
+    static const lab_column columns[] = {{"a", "A", 0}, {"b", "B", 2}, {"c", "C", 0}, {NULL, NULL, 0}};
+    char *text = NULL;
+    size_t n = 0;
+    (void)state;
+    json_t *r = json_pack("{s:[], s:[], s:[]}", "tables", "plots", "notes"), *t = lab_table(r, "t", "T", columns);
+    lab_row(t, json_pack("[i, f, s]", 1, 2.5, "x\ty\\"));
+    lab_row(t, json_pack("[i, f, s]", 1, (double)NAN, "z")); /* no number of JSON: a row of nulls */
+    lab_row(t, json_pack("[i, o]", 2, lab_number(INFINITY)));
+    lab_row(t, json_pack("[i, i, i, i]", 1, 2, 3, 4));
+    FILE *f = open_memstream(&text, &n);
+    lab_write_tsv(t, f);
+    fclose(f);
+    assert_string_equal(text, "a\tb\tc\n1\t2.5\tx\\ty\\\\\n\t\t\n2\t\t\n1\t2\t3\n");
+    free(text);
+    lab_check_failed(r, "row %d", 3);
+    assert_true(json_is_true(json_object_get(r, "check_failed")));
+    assert_string_equal(json_string_value(json_array_get(json_object_get(r, "notes"), 0)), "row 3");
+    json_decref(r);
+}
+
+static void a_plot_of_nothing_is_refused(void **state)
+{
+    kvd_error err;
+    static const lab_column columns[] = {{"a", "A", 0}, {"b", "B", 0}, {NULL, NULL, 0}};
+    (void)state;
+    json_t *r = json_pack("{s:[], s:[]}", "tables", "plots");
+    lab_table(r, "t", "T", columns);
+    lab_plot(r, "p", "P", "lines", "t", "a", "absent", NULL, NULL, 0);
+    lab_plot(r, "q", "Q", "lines", "absent", "a", "b", NULL, NULL, 0);
+    for (size_t i = 0; i < 2; i++)
+        assert_int_equal(lab_draw(r, json_array_get(json_object_get(r, "plots"), i), "never.svg", &err), KVD_E_ARG);
+    assert_int_equal(lab_draw(r, json_array_get(json_object_get(r, "plots"), 0), "never.gif", &err), KVD_E_ARG);
+    json_decref(r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(kl_of_the_same_bits_is_zero), cmocka_unit_test(kl_by_hand),        cmocka_unit_test(kl_of_near_neighbours),
+        cmocka_unit_test(log_probabilities),           cmocka_unit_test(counting),          cmocka_unit_test(text_of_any_bytes),
+        cmocka_unit_test(cells),                       cmocka_unit_test(a_row_keeps_its_shape), cmocka_unit_test(a_plot_of_nothing_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
