@@ -17,7 +17,11 @@ extern "C" {
  * every row of the pass from position from_pos on, recomputed positions included.
  * Pointers are valid for the call; what is not const may be changed, and the pass goes
  * on with it. Any may be NULL. Watching costs barriers in each layer; nothing when no
- * taps are set. q: [n_heads][d_head]. */
+ * taps are set. q: [n_heads][d_head].
+ * A change stays in the cache as long as what was made of it does. A position that is
+ * rebuilt later is shown again: taps that stay set and go by (layer, position) give the
+ * same bits under any budget. Under a lossy policy kv_made, kv_read and weights are not
+ * called: what is kept there has no row per position. */
 typedef struct kvd_lab_taps {
     void *ctx;
     int64_t from_pos; /* rows of positions below are not shown; 0: all are */
@@ -35,7 +39,9 @@ typedef struct kvd_lab_taps {
      * last layer only rows whose logits are wanted get here and to weights. */
     void (*attention)(void *ctx, int layer, int64_t pos, float *out);
     /* Softmax weights of a query head over positions first .. first + n - 1, computed
-     * apart from the engine's by plain loops: equal to them but for the last bits. */
+     * apart from the engine's by plain loops: equal to them but for the last bits. Slow
+     * (one thread), and a pass then takes a copy of one layer's K as f32 from the compute
+     * account, beside the budget; KVD_E_NOMEM where that fails. */
     void (*weights)(void *ctx, int layer, int64_t pos, int head, int64_t first, int64_t n, const float *p);
 } kvd_lab_taps;
 

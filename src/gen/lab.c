@@ -1,6 +1,6 @@
 /* The laboratory's calls (include/kvd/kvd_lab.h) that are not part of a pass: what
  * is set on a session for its passes to obey, K and V rebuilt on their own, and the
- * weights as numbers. The taps themselves are called from the pass (model/steps.c). */
+ * weights as numbers. The taps themselves are called from the pass (model/taps.c). */
 #include "base/error.h"
 #include "base/fpenv.h"
 #include "gen/session.h"
@@ -9,6 +9,68 @@ void kvd_lab_set_taps(kvd_session *s, const kvd_lab_taps *taps)
 {
     s->has_lab = taps != NULL;
     s->lab = taps ? *taps : (kvd_lab_taps){0};
+}
+
+/* A pass numbers its spans; a session's pass has one. */
+
+static void tap_residual(void *ctx, int span, int layer, int64_t pos, float *h)
+{
+    const kvd_lab_taps *t = ctx;
+    (void)span;
+    t->residual(t->ctx, layer, pos, h);
+}
+
+static void tap_projected(void *ctx, int span, int layer, int64_t pos, float *q, float *k, float *v)
+{
+    const kvd_lab_taps *t = ctx;
+    (void)span;
+    t->projected(t->ctx, layer, pos, q, k, v);
+}
+
+static void tap_kv_made(void *ctx, int span, int layer, int64_t pos, float *k, float *v)
+{
+    const kvd_lab_taps *t = ctx;
+    (void)span;
+    t->kv_made(t->ctx, layer, pos, k, v);
+}
+
+static void tap_kv_read(void *ctx, int span, int layer, int64_t pos, const float *k, const float *v)
+{
+    const kvd_lab_taps *t = ctx;
+    (void)span;
+    t->kv_read(t->ctx, layer, pos, k, v);
+}
+
+static void tap_attention(void *ctx, int span, int layer, int64_t pos, float *out)
+{
+    const kvd_lab_taps *t = ctx;
+    (void)span;
+    t->attention(t->ctx, layer, pos, out);
+}
+
+static void tap_weights(void *ctx, int span, int layer, int64_t pos, int head, int64_t first, int64_t n, const float *p)
+{
+    const kvd_lab_taps *t = ctx;
+    (void)span;
+    t->weights(t->ctx, layer, pos, head, first, n, p);
+}
+
+const kvd_taps *kvd__lab_taps(kvd_session *s, kvd_taps *taps)
+{
+    kvd_lab_taps *t = &s->lab;
+    if (!s->has_lab)
+        return NULL;
+    *taps = (kvd_taps){
+        .ctx = t,
+        .from_pos = t->from_pos,
+        .residual = t->residual ? tap_residual : NULL,
+        .projected = t->projected ? tap_projected : NULL,
+        .kv_made = t->kv_made ? tap_kv_made : NULL,
+        .kv_read = t->kv_read ? tap_kv_read : NULL,
+        .attention = t->attention ? tap_attention : NULL,
+        .weights = t->weights ? tap_weights : NULL,
+    };
+    return taps;
 }
 
 int kvd_lab_reconstruct_rows(kvd_session *s, int layer, int64_t n, const int64_t *pos, const float *residuals, float *k,

@@ -187,37 +187,15 @@ static int on_progress(void *ctx, int64_t done, int64_t total)
     return k->s->progress(k->s->progress_ctx, done, total, k->plan->n_rows, k->recomputed);
 }
 
-static void tap_residual(void *ctx, int span, int layer, int64_t pos, float *h)
-{
-    const kvd_lab_taps *t = ctx;
-    (void)span;
-    t->residual(t->ctx, layer, pos, h);
-}
-
-static void tap_kv_made(void *ctx, int span, int layer, int64_t pos, float *k, float *v)
-{
-    const kvd_lab_taps *t = ctx;
-    (void)span;
-    t->kv_made(t->ctx, layer, pos, k, v);
-}
-
-static void tap_kv_read(void *ctx, int span, int layer, int64_t pos, const float *k, const float *v)
-{
-    const kvd_lab_taps *t = ctx;
-    (void)span;
-    t->kv_read(t->ctx, layer, pos, k, v);
-}
-
 /* A pass over one span, with what this session has of stream, taps and callbacks. */
 static int compute(kvd_session *s, kvd_span *span, kvd_compact *compact, sink *k, kvd_error *err)
 {
     void *stream = kvd__alloc(s->m->ledger, KVD_ACC_STREAM, (size_t)k->plan->stream_bytes, err);
     if (!stream)
         return err && err->code ? err->code : KVD_E_NOMEM;
-    kvd_taps taps = {.ctx = &s->lab, .residual = s->lab.residual ? tap_residual : NULL,
-                     .kv_made = s->lab.kv_made ? tap_kv_made : NULL, .kv_read = s->lab.kv_read ? tap_kv_read : NULL};
+    kvd_taps taps;
     kvd_pass pass = {.spans = span, .n_spans = 1, .stream = stream, .stream_type = s->stream_type,
-                     .taps = s->has_lab ? &taps : NULL, .compact = compact, .ctx = k, .on_logits = on_logits,
+                     .taps = kvd__lab_taps(s, &taps), .compact = compact, .ctx = k, .on_logits = on_logits,
                      .on_progress = s->progress ? on_progress : NULL};
     int rc = kvd__model_pass(s->m, &pass, err);
     kvd__free(stream);

@@ -60,6 +60,9 @@ void kvd__session_choose_tier(kvd_session *s, int64_t n_prompt, int64_t n_new);
 
 static inline bool kvd__is_lossy(kvd_policy p) { return p >= KVD_POLICY_WINDOW; }
 
+/* The session's taps as a pass takes them, in *taps, or NULL. */
+const kvd_taps *kvd__lab_taps(kvd_session *s, kvd_taps *taps);
+
 kvd_kvtype kvd__kvtype_of(kvd_float_type t);
 
 #endif

@@ -85,9 +85,8 @@ int64_t kvd__first_seen(const kvd_config *c, int layer, int64_t pos)
     return c->local[layer] && pos >= c->window ? pos - c->window + 1 : 0;
 }
 
-/* The K part and the V part of a block for one head: from the segment of the disk
- * tier that is there now, or through the block tables. */
-static void find_block(const kvd_worker *w, const kvd_kv *kv, int layer, int64_t block, int head, const void **k, const void **v)
+void kvd__find_block(const kvd_worker *w, const kvd_kv *kv, int layer, int64_t block, int head, const void **k,
+                     const void **v)
 {
     const kvd_spill_segment *seg = &w->run->segment;
     int64_t i = block - seg->from_block;
@@ -124,7 +123,7 @@ static void describe(kvd_worker *w, const kvd_kv *kv, int layer, int head, int64
         bool seen = (j + 1) * KVD__BLOCK > min_lo && j * KVD__BLOCK < max_hi;
         t->k[j] = t->v[j] = NULL;
         if (seen)
-            find_block(w, kv, layer, tile * KVD__TILE_BLOCKS + j, head, &t->k[j], &t->v[j]);
+            kvd__find_block(w, kv, layer, tile * KVD__TILE_BLOCKS + j, head, &t->k[j], &t->v[j]);
     }
     t->lo = w->lane->lo + *a;
     t->hi = w->lane->hi + *a;
@@ -315,8 +314,10 @@ static void attention_from_disk(kvd_worker *w, const kvd_chunk *ch, int64_t disk
         for (int64_t j = w->tid; j < (int64_t)ch->n * w->c->n_heads; j += w->n_threads)
             w->s->state_m[j] = empty_max;
     do {
-        if (w->tid == 0)
+        if (w->tid == 0) {
             next_step(w, ch, disk_blocks);
+            kvd__tap_segment(w, ch);
+        }
         kvd__barrier(w);
         if (r->io_code)
             return;

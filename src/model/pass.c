@@ -49,6 +49,8 @@ static bool layer_forward(kvd_worker *w, kvd_chunk ch)
     if (w->run->stop)
         return false;
     kvd__stage_end(w, KVD_STAGE_QKV);
+    if (w->run->p->taps)
+        kvd__tap_projected(w, &ch);
     if (w->run->p->compact)
         kvd__compact_store(w, &ch);
     else
@@ -66,6 +68,11 @@ static bool layer_forward(kvd_worker *w, kvd_chunk ch)
         kvd__attention(w, &ch);
     barrier(w);
     kvd__stage_end(w, KVD_STAGE_ATTENTION);
+    if (w->run->p->taps) {
+        if (!w->run->p->compact)
+            kvd__tap_weights(w, &ch);
+        kvd__tap_attention(w, &ch);
+    }
     in = kvd__inputs(w, &ch, s->attn, d_attn, d_attn, NULL, (const kvd_linear *[]){&y->o}, 1);
     kvd__products(w, &in, (const kvd_linear *[]){&y->o}, &s->y, &d, 1);
     if (y->attn_post_norm) {
@@ -138,14 +145,19 @@ int kvd__model_pass(struct kvd_model *m, const kvd_pass *p, kvd_error *err)
     kvd_run run = {.m = m, .p = p};
     kvd_spill_range ranges[KVD__MAX_LAYERS];
     kvd_spill *spill = p->spans[0].disk_blocks ? p->spans[0].spill : NULL;
-    int rc = spill ? begin_reading(m, &p->spans[0], ranges, err) : 0;
-    if (rc)
+    int rc = kvd__tap_begin(&run, err);
+    if (!rc && spill)
+        rc = begin_reading(m, &p->spans[0], ranges, err);
+    if (rc) {
+        kvd__tap_end(&run);
         return rc;
+    }
     for (int i = 0; i < p->n_spans; i++)
         run.n_rows += p->spans[i].recompute + p->spans[i].n_new;
     kvd__pool_run(m->pool, forward, &run);
     if (spill)
         kvd__spill_read_end(spill);
+    kvd__tap_end(&run);
     if (run.io_code) {
         if (err)
             *err = run.io_error;
@@ -163,8 +175,9 @@ int kvd__model_pass(struct kvd_model *m, const kvd_pass *p, kvd_error *err)
     return 0;
 }
 
-static float read_value(const char *p, kvd_kvtype t, int64_t i)
+float kvd__kv_value(const void *values, kvd_kvtype t, int64_t i)
 {
+    const char *p = values;
     float f;
     uint16_t h;
     if (t == KVD_KV_F32) {
@@ -181,8 +194,8 @@ void kvd__kv_read(const kvd_kv *kv, int layer, int64_t pos, float *k, float *v)
     for (int head = 0; head < kv->shape.n_kv_heads; head++) {
         const char *pk = kvd__kv_k(kv, layer, pos / KVD__BLOCK, head), *pv = kvd__kv_v(kv, layer, pos / KVD__BLOCK, head);
         for (int i = 0; i < dh; i++) {
-            k[head * dh + i] = read_value(pk, kv->shape.type, (int64_t)i * KVD__BLOCK + slot);
-            v[head * dh + i] = read_value(pv, kv->shape.type, (int64_t)slot * dh + i);
+            k[head * dh + i] = kvd__kv_value(pk, kv->shape.type, (int64_t)i * KVD__BLOCK + slot);
+            v[head * dh + i] = kvd__kv_value(pv, kv->shape.type, (int64_t)slot * dh + i);
         }
     }
 }

@@ -24,17 +24,26 @@ typedef struct kvd_span {
 } kvd_span;
 
 /* Callbacks for the laboratory, on the calling thread, rows ascending within a
- * chunk; each may be NULL. What they are given they may change (residual,
- * kv_made), and the pass goes on with it. n_kv = n_kv_heads*d_head. */
+ * chunk; each may be NULL. What is not const they may change, and the pass goes on
+ * with it. q: [n_heads*d_head]; k, v: [n_kv_heads*d_head]. */
 typedef struct kvd_taps {
     void *ctx;
+    int64_t from_pos; /* rows of positions below are not shown */
     /* The residual entering a layer (layer == n_layers: leaving the last one;
      * only rows whose logits are wanted get there). h: [d_model]. */
     void (*residual)(void *ctx, int span, int layer, int64_t pos, float *h);
+    /* q, K and V as the products leave them, before QK-norm and rotation. */
+    void (*projected)(void *ctx, int span, int layer, int64_t pos, float *q, float *k, float *v);
     /* K (rotated) and V as computed, before they are rounded and stored. */
     void (*kv_made)(void *ctx, int span, int layer, int64_t pos, float *k, float *v);
     /* K and V as attention reads them: read back from the blocks. */
     void (*kv_read)(void *ctx, int span, int layer, int64_t pos, const float *k, const float *v);
+    /* Attention's output before W_o, [n_heads*d_head]. At the last layer, as weights,
+     * for rows whose logits are wanted only. */
+    void (*attention)(void *ctx, int span, int layer, int64_t pos, float *out);
+    /* Softmax weights of a query head over positions [first, first + n). The pass then
+     * takes K of a layer as f32 from the COMPUTE account. */
+    void (*weights)(void *ctx, int span, int layer, int64_t pos, int head, int64_t first, int64_t n, const float *p);
 } kvd_taps;
 
 typedef struct kvd_pass {
@@ -49,8 +58,9 @@ typedef struct kvd_pass {
     int (*on_progress)(void *ctx, int64_t done, int64_t total); /* in rows x layers */
 } kvd_pass;
 
-/* Run it. 0, KVD_E_NUMERIC (names layer and position), KVD_E_CANCELLED, and with a
- * spill what reading it gives (KVD_E_IO, KVD_E_CHECK; kvd__spill_broken tells). */
+/* Run it. 0, KVD_E_NUMERIC (names layer and position), KVD_E_CANCELLED, with the tap
+ * weights KVD_E_NOMEM, and with a spill what reading it gives (KVD_E_IO, KVD_E_CHECK;
+ * kvd__spill_broken tells). */
 int kvd__model_pass(struct kvd_model *m, const kvd_pass *p, kvd_error *err);
 
 /* K and V of n positions at one layer from the residuals entering it, by the same
@@ -61,6 +71,8 @@ int kvd__model_pass(struct kvd_model *m, const kvd_pass *p, kvd_error *err);
 int kvd__model_reconstruct(struct kvd_model *m, int layer, int64_t n, const int64_t *positions, const float *residuals,
                            kvd_kvtype kv_type, float *k, float *v, kvd_error *err);
 
+/* Value i of a row of stored values. */
+float kvd__kv_value(const void *values, kvd_kvtype t, int64_t i);
 /* Read back what is stored at a position. */
 void kvd__kv_read(const kvd_kv *kv, int layer, int64_t pos, float *k, float *v);
 

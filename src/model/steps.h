@@ -33,6 +33,14 @@ typedef struct kvd_lane {
 
 enum { KVD__UNIT_ROWS = 32 }; /* rows of an attention unit, at most */
 
+/* Thread 0's, for the tap `weights`; all NULL without it. n: tokens of the longest
+ * span, in whole blocks. */
+typedef struct kvd_probe {
+    float *k;      /* [n][n_kv_heads*d_head]: K of the layer by position */
+    float *p;      /* [n] */
+    double *score; /* [n] */
+} kvd_probe;
+
 /* The state of a pass that all threads share. */
 typedef struct kvd_run {
     struct kvd_model *m;
@@ -50,6 +58,7 @@ typedef struct kvd_run {
     bool step_last;
     int io_code;
     kvd_error io_error;
+    kvd_probe probe;
 } kvd_run;
 
 /* A run as one thread sees it. */
@@ -124,6 +133,10 @@ void kvd__rotate_row(kvd_worker *w, int layer, int64_t pos, float *q, float *k);
 void kvd__store(kvd_worker *w, const kvd_chunk *ch);
 /* Softmax attention of the chunk's rows into s->attn. May hold barriers. */
 void kvd__attention(kvd_worker *w, const kvd_chunk *ch);
+/* The K part and the V part of a block for one head: from the segment of the disk tier
+ * that is there now, or through the block tables. */
+void kvd__find_block(const kvd_worker *w, const kvd_kv *kv, int layer, int64_t block, int head, const void **k,
+                     const void **v);
 /* With a lossy policy (compact.c): rotate, store, show the policy what it wants to
  * see, and at the feed's end let it choose; then attention over what was kept. */
 void kvd__compact_store(kvd_worker *w, const kvd_chunk *ch);
@@ -141,10 +154,19 @@ void kvd__add_normed(kvd_worker *w, const kvd_chunk *ch, const float *norm);
 /* Final norm, output head and callback for the rows that want logits. */
 void kvd__head(kvd_worker *w);
 
-/* The laboratory's callbacks of a chunk, on thread 0 between barriers. */
+/* The laboratory's callbacks of a chunk (taps.c), called by all threads of a pass with
+ * taps: what they show is complete before, and no thread goes on before they are done. */
 void kvd__tap_residual(kvd_worker *w, const kvd_chunk *ch);
+void kvd__tap_projected(kvd_worker *w, const kvd_chunk *ch);
 void kvd__tap_kv_made(kvd_worker *w, const kvd_chunk *ch);
 void kvd__tap_kv_read(kvd_worker *w, const kvd_chunk *ch);
+void kvd__tap_weights(kvd_worker *w, const kvd_chunk *ch);
+void kvd__tap_attention(kvd_worker *w, const kvd_chunk *ch);
+/* Thread 0: a segment of the disk tier is there (run->segment), for the weights. */
+void kvd__tap_segment(kvd_worker *w, const kvd_chunk *ch);
+/* What the taps of a pass need, before and after it. KVD_E_NOMEM. */
+int kvd__tap_begin(kvd_run *r, kvd_error *err);
+void kvd__tap_end(kvd_run *r);
 
 static inline void kvd__barrier(kvd_worker *w) { kvd__pool_barrier(w->m->pool); }
 
