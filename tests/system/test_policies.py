@@ -83,7 +83,8 @@ def engine(name, policy, budget, renumber, scenario, *options):
 def compare(name, policy, budget, renumber, scenario, kv_type="f32", r=None, options=()):
     """The plain session after the whole scenario, and the largest relative difference of a logit; or a failure."""
     what = f"{name} {policy}:{budget}{':renumber' if renumber else ''} {scenario} {kv_type}"
-    s = plain.Session(model(name), policy, budget, renumber, kv_type, r)
+    m = model(name)  # or a skip
+    s = plain.Session(m, policy, budget, renumber, kv_type, r)
     worst = 0.0
     for i, (ids, said) in enumerate(engine(name, policy, budget, renumber, scenario, "--kv-type", kv_type, *options)):
         at = f"{what}: feed {i}, tokens {s.n}..{s.n + len(ids) - 1}"
@@ -150,7 +151,8 @@ def f16_in_small_chunks_on_two_threads():
 
 @h.test
 def near_ties_only_are_accepted():
-    s = plain.Session(model("llama"), "tova", 8)
+    m = model("llama")
+    s = plain.Session(m, "tova", 8)
     t = plain.Held(1)
     t.append(np.arange(4), np.zeros((4, 1)), np.zeros((4, 1)))
     t.score = np.array([0.2, 0.5, 0.5 + 1e-7, 0.5])
