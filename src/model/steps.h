@@ -137,7 +137,7 @@ void kvd__attention(kvd_worker *w, const kvd_chunk *ch);
  * that is there now, or through the block tables. */
 void kvd__find_block(const kvd_worker *w, const kvd_kv *kv, int layer, int64_t block, int head, const void **k,
                      const void **v);
-/* With a lossy policy (compact.c): rotate, store, show the policy what it wants to
+/* With a lossy policy (compacted.c): rotate, store, show the policy what it wants to
  * see, and at the feed's end let it choose; then attention over what was kept. */
 void kvd__compact_store(kvd_worker *w, const kvd_chunk *ch);
 void kvd__compact_attention(kvd_worker *w, const kvd_chunk *ch);
