@@ -4,6 +4,10 @@
  * of all positions at a time. So a layer is one sequential read, and the price is on
  * the side that is paid once: a column is written in n_layers places.
  *
+ * Why sections and not a larger file: records of a layer lie together, so room for
+ * more of each would move all of them. A session that outgrows its file adds a
+ * section half as large as all before, so there are few, and each is long.
+ *
  * Why hashes in RAM and not in the file: a record that a disk wrote to the wrong
  * place, or never wrote, would bring a matching hash along. They cost 8 bytes per
  * 16 positions and layer, against 2*n_kv*d_head*16*b of the block itself.
@@ -44,6 +48,8 @@ typedef struct sizes {
 
 static bool mul(int64_t a, int64_t b, int64_t *out) { return !__builtin_mul_overflow(a, b, out); }
 static bool add(int64_t a, int64_t b, int64_t *out) { return !__builtin_add_overflow(a, b, out); }
+static int64_t per_block(int n_layers) { return n_layers * (int64_t)sizeof(uint64_t) + (int64_t)sizeof(uint16_t); }
+
 /* False: the options (or the shape) can not be. */
 static bool measure(const kvd_kv_shape *s, const kvd_spill_options *o, sizes *z)
 {
@@ -57,12 +63,14 @@ static bool measure(const kvd_kv_shape *s, const kvd_spill_options *o, sizes *z)
     z->record = z->record / KVD__SPILL_ALIGN * KVD__SPILL_ALIGN;
     z->segment_blocks = kvd__min64(o->segment_blocks, o->max_blocks);
     z->write_blocks = kvd__min64(o->write_blocks, o->max_blocks);
-    int64_t records, n, per_block = s->n_layers * (int64_t)sizeof(uint64_t) + (int64_t)sizeof(uint16_t);
+    int64_t records, n;
     return mul(z->segment_blocks, o->n_slots, &n) && add(n, z->write_blocks, &n) && mul(n, z->record, &n) &&
            add(n, KVD__SPILL_ALIGN, &z->layer) && /* to align the first */
-           mul(o->max_blocks, per_block, &z->checkpoint) && mul(o->max_blocks, s->n_layers, &records) &&
+           mul(o->max_blocks, per_block(s->n_layers), &z->checkpoint) && mul(o->max_blocks, s->n_layers, &records) &&
            mul(records, z->record, &z->file) && add(z->layer, z->checkpoint, &n) && n < INT64_MAX / 4;
 }
+
+int64_t kvd__spill_bytes_per_block(const kvd_kv_shape *s) { return per_block(s->n_layers); }
 
 int64_t kvd__spill_bytes(const kvd_kv_shape *s, const kvd_spill_options *o)
 {
@@ -78,19 +86,38 @@ int64_t kvd__spill_file_bytes(const kvd_kv_shape *s, const kvd_spill_options *o)
 
 /* ---- life ----------------------------------------------------------------------- */
 
-static int allocate(kvd_spill *sp, const sizes *z, kvd_ledger *l, kvd_error *err)
+/* A section for blocks up to max_blocks behind those there are, without its space on
+ * disk. Not yet counted: the caller does that when all is well. */
+static int add_section(kvd_spill *sp, int64_t max_blocks, int64_t bytes, kvd_error *err)
 {
-    sp->memory = kvd__alloc(l, KVD_ACC_LAYER, (size_t)z->layer, err);
+    kvd_spill_section *c = &sp->sections[sp->n_sections];
+    *c = (kvd_spill_section){.first_block = sp->max_blocks, .end_block = max_blocks, .offset = sp->file_bytes};
+    c->sums = kvd__alloc(sp->ledger, KVD_ACC_CHECKPOINT, (size_t)bytes, err);
+    if (!c->sums)
+        return err->code;
+    c->n_there = (uint16_t *)(c->sums + sp->n_layers * (max_blocks - sp->max_blocks));
+    return 0;
+}
+
+static void count_section(kvd_spill *sp)
+{
+    const kvd_spill_section *c = &sp->sections[sp->n_sections++];
+    sp->file_bytes += sp->n_layers * (c->end_block - c->first_block) * sp->record_bytes;
+    sp->max_blocks = c->end_block;
+}
+
+static int allocate(kvd_spill *sp, const sizes *z, int64_t max_blocks, kvd_error *err)
+{
+    sp->memory = kvd__alloc(sp->ledger, KVD_ACC_LAYER, (size_t)z->layer, err);
     if (!sp->memory)
         return err->code;
     uintptr_t first = ((uintptr_t)sp->memory + KVD__SPILL_ALIGN - 1) / KVD__SPILL_ALIGN * KVD__SPILL_ALIGN;
     sp->slots = sp->memory + (first - (uintptr_t)sp->memory);
     sp->bounce = sp->slots + sp->n_slots * sp->segment_blocks * sp->record_bytes;
-    sp->sums = kvd__alloc(l, KVD_ACC_CHECKPOINT, (size_t)z->checkpoint, err);
-    if (!sp->sums)
-        return err->code;
-    sp->n_there = (uint16_t *)(sp->sums + sp->n_layers * sp->max_blocks);
-    return 0;
+    int rc = add_section(sp, max_blocks, z->checkpoint, err);
+    if (!rc)
+        count_section(sp);
+    return rc;
 }
 
 int kvd__spill_create(kvd_spill **out, const kvd_kv_shape *s, const kvd_spill_options *o, kvd_ledger *l, kvd_error *err)
@@ -107,15 +134,14 @@ int kvd__spill_create(kvd_spill **out, const kvd_kv_shape *s, const kvd_spill_op
     sp->n_readers = o->n_readers;
     sp->block_bytes = z.block;
     sp->record_bytes = z.record;
-    sp->max_blocks = o->max_blocks;
+    sp->ledger = l;
     sp->segment_blocks = z.segment_blocks;
     sp->write_blocks = z.write_blocks;
-    sp->file_bytes = z.file;
     sp->ops = o->ops ? o->ops : &kvd__spill_system;
     sp->ops_ctx = o->ops_ctx;
     sp->fd = -1;
     sp->owner = getpid();
-    int rc = allocate(sp, &z, l, e);
+    int rc = allocate(sp, &z, o->max_blocks, e);
     if (!rc)
         rc = kvd__spill_file_open(sp, o, e);
     if (!rc)
@@ -133,22 +159,47 @@ void kvd__spill_destroy(kvd_spill **psp)
     *psp = NULL;
     if (!sp)
         return;
-    if (sp->n_threads && sp->owner == getpid())
+    if (sp->n_threads && kvd__spill_is_ours(sp))
         kvd__spill_reader_stop(sp);
     if (sp->fd >= 0)
         close(sp->fd);
-    kvd__free(sp->sums);
+    for (int i = 0; i < sp->n_sections; i++)
+        kvd__free(sp->sections[i].sums);
     kvd__free(sp->memory);
     kvd__free(sp);
 }
 
+int kvd__spill_grow(kvd_spill *sp, int64_t max_blocks, kvd_error *err)
+{
+    kvd_error local, *e = err ? err : &local;
+    int64_t more = max_blocks - sp->max_blocks, records, file, bytes;
+    if (!kvd__spill_is_ours(sp) || sp->reading)
+        return kvd__fail(e, KVD_E_ARG, "spill file: %s", sp->reading ? "a read is under way" : "used after fork");
+    if (kvd__spill_broken(sp))
+        return kvd__fail(e, KVD_E_IO, "spill file: broken by an earlier error");
+    if (more < 1 || sp->max_blocks % KVD__TILE_BLOCKS || sp->n_sections == KVD__SPILL_MAX_SECTIONS ||
+        !mul(more, sp->n_layers, &records) || !mul(records, sp->record_bytes, &file) || !add(file, sp->file_bytes, &file) ||
+        !mul(more, per_block(sp->n_layers), &bytes) || bytes > INT64_MAX / 4)
+        return kvd__fail(e, KVD_E_RANGE, "spill file: it can not grow from %lld to %lld blocks", (long long)sp->max_blocks,
+                         (long long)max_blocks);
+    int rc = add_section(sp, max_blocks, bytes, e);
+    if (!rc && (rc = kvd__spill_file_reserve(sp, file, "", e)))
+        kvd__free(sp->sections[sp->n_sections].sums);
+    if (!rc)
+        count_section(sp);
+    return rc;
+}
+
+bool kvd__spill_is_ours(const kvd_spill *sp) { return sp->owner == getpid(); }
+
 /* ---- writing -------------------------------------------------------------------- */
 
 /* Blocks from `block` on that go out together: up to write_blocks, the last of them
- * before `to` or one that is there. */
+ * before `to`, the section's end or one that is there. */
 static int64_t gather(kvd_spill *sp, int layer, int64_t block, int64_t to, kvd_spill_get_fn get, void *ctx)
 {
     int64_t n = 0;
+    to = kvd__min64(to, kvd__spill_section(sp, block)->end_block);
     while (n < sp->write_blocks && block + n < to && !*kvd__spill_sum(sp, layer, block + n)) {
         const char *bytes = get(ctx, layer, block + n);
         assert(bytes);
@@ -170,7 +221,7 @@ static int write_group(kvd_spill *sp, int layer, int64_t block, int64_t n, kvd_e
     sp->written_bytes += bytes;
     for (int64_t i = 0; i < n; i++) {
         *kvd__spill_sum(sp, layer, block + i) = kvd__spill_hash(sp->bounce + i * sp->record_bytes, sp->block_bytes);
-        sp->n_there[block + i]++;
+        ++*kvd__spill_n_there(sp, block + i);
     }
     return 0;
 }
@@ -178,7 +229,7 @@ static int write_group(kvd_spill *sp, int layer, int64_t block, int64_t n, kvd_e
 int kvd__spill_write_layer(kvd_spill *sp, int layer, int64_t from_block, int64_t to_block, kvd_spill_get_fn get,
                            void *ctx, kvd_error *err)
 {
-    if (sp->owner != getpid())
+    if (!kvd__spill_is_ours(sp))
         return kvd__fail(err, KVD_E_ARG, "spill file: used after fork");
     if (kvd__spill_broken(sp))
         return kvd__fail(err, KVD_E_IO, "spill file: broken by an earlier error");
@@ -208,7 +259,7 @@ int kvd__spill_write(kvd_spill *sp, int64_t from_block, int64_t to_block, kvd_sp
 
 bool kvd__spill_has(const kvd_spill *sp, int64_t block)
 {
-    return block >= 0 && block < sp->max_blocks && sp->n_there[block] == sp->n_layers && !kvd__spill_broken(sp);
+    return block >= 0 && block < sp->max_blocks && *kvd__spill_n_there(sp, block) == sp->n_layers && !kvd__spill_broken(sp);
 }
 
 bool kvd__spill_has_layer(const kvd_spill *sp, int layer, int64_t block)
@@ -220,10 +271,13 @@ bool kvd__spill_has_layer(const kvd_spill *sp, int layer, int64_t block)
 void kvd__spill_drop(kvd_spill *sp, int64_t from_block)
 {
     assert(!sp->reading);
-    int64_t from = from_block < 0 ? 0 : kvd__min64(from_block, sp->max_blocks), n = sp->max_blocks - from;
-    for (int layer = 0; layer < sp->n_layers && n; layer++)
-        memset(kvd__spill_sum(sp, layer, from), 0, (size_t)n * sizeof *sp->sums);
-    memset(sp->n_there + from, 0, (size_t)n * sizeof *sp->n_there);
+    for (const kvd_spill_section *c = sp->sections; c < sp->sections + sp->n_sections; c++) {
+        int64_t from = kvd__max64(from_block, c->first_block), n = c->end_block - from;
+        for (int layer = 0; layer < sp->n_layers && n > 0; layer++)
+            memset(&c->sums[kvd__spill_index(c, layer, from)], 0, (size_t)n * sizeof *c->sums);
+        if (n > 0)
+            memset(&c->n_there[from - c->first_block], 0, (size_t)n * sizeof *c->n_there);
+    }
 }
 
 bool kvd__spill_broken(const kvd_spill *sp) { return atomic_load(&sp->broken); }

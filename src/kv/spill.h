@@ -5,15 +5,18 @@
  * being computed. What comes back is what was written, to the bit (each block is
  * hashed), or it is an error and the caller recomputes: there is no third outcome.
  *
- *   file (unnamed, reserved whole at creation)
- *   +--------------------------+--------------------------+-- ...
- *   | layer 0                  | layer 1                  |
- *   | record 0 | 1 | 2 | ...   | record 0 | 1 | 2 | ...   |
- *   +--------------------------+--------------------------+-- ...
+ *   file (unnamed, reserved whole)
+ *   +----------------------------+----------------------------+-- ... --+-- ...
+ *   | section 0, layer 0         | section 0, layer 1         |         | section 1
+ *   | record 0 | 1 | 2 | ...     | record 0 | 1 | 2 | ...     |         |
+ *   +----------------------------+----------------------------+-- ... --+-- ...
  *   record = one block (kv.h: 16 positions of one layer, K then V), padded to
- *   4096 bytes; max_blocks of them per layer, so reading a layer is sequential
+ *   4096 bytes. The first section has room for the max_blocks of creation, each
+ *   further one for what kvd__spill_grow adds; within a section a layer is in one
+ *   piece, so reading it is sequential but for a jump a section.
  *
- * Context memory of a spill, all of it allocated at creation (kvd__spill_bytes):
+ * Context memory of a spill, allocated at creation (kvd__spill_bytes), and for more
+ * blocks when it grows:
  *   LAYER       a ring of n_slots slots of segment_blocks records, which n_readers
  *               threads fill ahead of the consumer, and write_blocks records to
  *               write through; 820 KiB for SmolLM2 with the defaults
@@ -43,8 +46,9 @@
  * Thread safety: one caller at a time per kvd_spill; the bytes of a segment may be
  * read by all threads between next and release, kvd__spill_broken may be asked by
  * all. Writing is allowed while a read is under way (what is read and what is
- * written are never the same block). After fork() the child has no readers: it
- * may call kvd__spill_destroy, and the rest answers KVD_E_ARG. The file is O_CLOEXEC.
+ * written are never the same block). After fork() the child has no readers
+ * (kvd__spill_is_ours is false): it may call kvd__spill_destroy, which takes nothing
+ * from the parent, and the rest answers KVD_E_ARG. The file is O_CLOEXEC.
  *
  * Layer: above base and kern; does not see model. */
 #ifndef KVD_KV_SPILL_H
@@ -62,7 +66,7 @@ typedef struct kvd_spill kvd_spill;
 typedef struct kvd_spill_ops {
     int (*open)(void *ctx, int dir_fd, const char *path, int flags); /* openat, mode 0600 */
     long (*fs_type)(void *ctx, int fd);                              /* f_type of fstatfs */
-    int (*reserve)(void *ctx, int fd, off_t bytes);                  /* fallocate from 0 */
+    int (*reserve)(void *ctx, int fd, off_t bytes);                  /* fallocate from 0; may be more than before */
     ssize_t (*pread)(void *ctx, int fd, void *buf, size_t n, off_t at);
     ssize_t (*pwrite)(void *ctx, int fd, const void *buf, size_t n, off_t at);
     int (*write_back)(void *ctx, int fd, off_t at, off_t n); /* sync_file_range, and wait for it */
@@ -83,7 +87,7 @@ typedef struct kvd_spill_options {
     void *ops_ctx;             /* NULL */
 } kvd_spill_options;
 
-enum { KVD__SPILL_MAX_SLOTS = 1024, KVD__SPILL_MAX_READERS = 16, KVD__SPILL_ALIGN = 4096 };
+enum { KVD__SPILL_MAX_SLOTS = 1024, KVD__SPILL_MAX_READERS = 16, KVD__SPILL_MAX_SECTIONS = 32, KVD__SPILL_ALIGN = 4096 };
 
 /* The defaults named above; dir and max_blocks are left to be set. */
 void kvd__spill_defaults(kvd_spill_options *o);
@@ -92,6 +96,8 @@ void kvd__spill_defaults(kvd_spill_options *o);
  * bytes that it reserves on disk. Pure; INT64_MAX for options that can not be. */
 int64_t kvd__spill_bytes(const kvd_kv_shape *s, const kvd_spill_options *o);
 int64_t kvd__spill_file_bytes(const kvd_kv_shape *s, const kvd_spill_options *o);
+/* Context memory that each of max_blocks takes of it, buffers aside. */
+int64_t kvd__spill_bytes_per_block(const kvd_kv_shape *s);
 
 /* Make the file and start the readers (threads with all signals blocked).
  * KVD_E_RANGE: options; KVD_E_IO: the folder or the file, with need_bytes if the
@@ -103,6 +109,17 @@ int kvd__spill_create(kvd_spill **out, const kvd_kv_shape *s, const kvd_spill_op
 /* Ends a read, joins the threads, closes the file. Sets *sp to NULL; NULL inside is
  * accepted. */
 void kvd__spill_destroy(kvd_spill **sp);
+
+/* Room for max_blocks per layer, more than there is now; what was written stays where
+ * it is. Takes (max_blocks - those before) * kvd__spill_bytes_per_block. On failure
+ * nothing is changed: KVD_E_ARG: while a read is under way, or after fork;
+ * KVD_E_RANGE: no growth, too many sections, or what there was ends within a tile (a
+ * segment lies in one section, a tile in one segment); KVD_E_IO: as at creation, also
+ * when it is broken; KVD_E_BUDGET, KVD_E_NOMEM. */
+int kvd__spill_grow(kvd_spill *sp, int64_t max_blocks, kvd_error *err);
+
+/* Was it made by this process? */
+bool kvd__spill_is_ours(const kvd_spill *sp);
 
 /* ---- writing ---------------------------------------------------------------- */
 
@@ -145,8 +162,8 @@ typedef struct kvd_spill_segment {
     int64_t stride_bytes;         /* block bytes rounded up to KVD__SPILL_ALIGN */
 } kvd_spill_segment;
 
-/* Begin to read ranges in this order. A segment lies within one range, and is cut
- * at multiples of segment_blocks (absolute, so that tiles stay whole).
+/* Begin to read ranges in this order. A segment lies within one range and section, and
+ * is cut at multiples of segment_blocks (absolute, so that tiles stay whole).
  * ranges: [n_ranges], borrowed until kvd__spill_read_end.
  * KVD_E_ARG: a read is under way, or a block is not there; KVD_E_IO: broken. */
 int kvd__spill_read_begin(kvd_spill *sp, const kvd_spill_range *ranges, int64_t n_ranges, kvd_error *err);

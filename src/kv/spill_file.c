@@ -20,6 +20,7 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -54,7 +55,9 @@ static int system_reserve(void *ctx, int fd, off_t bytes)
         return -1;
     }
     struct statvfs st;
-    if (!fstatvfs(fd, &st) && st.f_blocks && (uint64_t)bytes / st.f_frsize >= st.f_bavail) {
+    struct stat had;
+    int64_t more = fstat(fd, &had) ? bytes : bytes - (int64_t)had.st_blocks * 512;
+    if (more > 0 && !fstatvfs(fd, &st) && st.f_blocks && (uint64_t)more / st.f_frsize >= st.f_bavail) {
         errno = ENOSPC;
         return -1;
     }
@@ -95,6 +98,15 @@ const kvd_spill_ops kvd__spill_system = {
 
 /* ---- opening -------------------------------------------------------------------- */
 
+static int open_file(kvd_spill *sp, int dir_fd, const char *name, int flags)
+{
+    int fd;
+    do
+        fd = sp->ops->open(sp->ops_ctx, dir_fd, name, flags);
+    while (fd < 0 && errno == EINTR);
+    return fd;
+}
+
 /* A name that nobody has, and gone in the next call. */
 static int open_named(kvd_spill *sp, int dir_fd, int flags)
 {
@@ -104,7 +116,7 @@ static int open_named(kvd_spill *sp, int dir_fd, int flags)
         if (getrandom(&r, sizeof r, GRND_NONBLOCK) != sizeof r)
             r = (uint64_t)kvd__now_ns() * UINT64_C(0x9e3779b97f4a7c15) + (uint64_t)getpid();
         snprintf(name, sizeof name, ".kvd-spill-%016llx", (unsigned long long)r);
-        int fd = sp->ops->open(sp->ops_ctx, dir_fd, name, flags | O_CREAT | O_EXCL | O_NOFOLLOW);
+        int fd = open_file(sp, dir_fd, name, flags | O_CREAT | O_EXCL | O_NOFOLLOW);
         if (fd < 0 && errno == EEXIST)
             continue;
         int e = errno;
@@ -124,7 +136,7 @@ static int open_named(kvd_spill *sp, int dir_fd, int flags)
 static int open_unnamed(kvd_spill *sp, int dir_fd, int flags)
 {
     flags |= O_RDWR | O_CLOEXEC;
-    int fd = sp->ops->open(sp->ops_ctx, dir_fd, ".", flags | O_TMPFILE | O_EXCL);
+    int fd = open_file(sp, dir_fd, ".", flags | O_TMPFILE | O_EXCL);
     /* No O_TMPFILE: of this file system, this kernel. */
     if (fd < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == ENOENT))
         fd = open_named(sp, dir_fd, flags);
@@ -146,32 +158,35 @@ static int probe(kvd_spill *sp, const char *dir, bool *refused, kvd_error *err)
     memset(sp->bounce, 0, (size_t)n);
     *refused = !ok && e == EINVAL && sp->direct;
     if (!ok)
-        return kvd__fail(err, KVD_E_IO, "spill file in %s: %s", dir, e ? strerror(e) : "it ends too early");
+        return kvd__fail(err, KVD_E_IO, "spill file in %.120s: %s", dir, e ? strerror(e) : "it ends too early");
     if (!same)
-        return kvd__fail(err, KVD_E_IO, "spill file in %s: what was written does not come back", dir);
+        return kvd__fail(err, KVD_E_IO, "spill file in %.120s: what was written does not come back", dir);
     return 0;
 }
 
-static int reserve(kvd_spill *sp, const char *dir, kvd_error *err)
+int kvd__spill_file_reserve(kvd_spill *sp, int64_t bytes, const char *place, kvd_error *err)
 {
     int rc;
     do
-        rc = sp->ops->reserve(sp->ops_ctx, sp->fd, (off_t)sp->file_bytes);
+        rc = sp->ops->reserve(sp->ops_ctx, sp->fd, (off_t)bytes);
     while (rc && errno == EINTR);
     if (!rc)
         return 0;
     bool room = errno == ENOSPC || errno == EDQUOT || errno == EFBIG;
-    kvd__fail(err, KVD_E_IO, "spill file in %s: %lld bytes: %s", dir, (long long)sp->file_bytes, strerror(errno));
+    kvd__fail(err, KVD_E_IO, "spill file%s: %lld bytes: %s", place, (long long)bytes, strerror(errno));
     if (err && room)
-        err->need_bytes = sp->file_bytes;
+        err->need_bytes = bytes;
     return KVD_E_IO;
 }
 
 static int open_in(kvd_spill *sp, int dir_fd, const kvd_spill_options *o, kvd_error *err)
 {
-    long type = sp->ops->fs_type(sp->ops_ctx, dir_fd);
+    long type;
+    do
+        type = sp->ops->fs_type(sp->ops_ctx, dir_fd);
+    while (type == -1 && errno == EINTR);
     if (type == TMPFS || type == RAMFS || type == (int)RAMFS) /* f_type is signed on some machines */
-        return kvd__fail(err, KVD_E_UNSUPPORTED, "spill folder %s is in memory (%s): it would be a hidden budget", o->dir,
+        return kvd__fail(err, KVD_E_UNSUPPORTED, "spill folder %.120s is in memory (%s): it would be a hidden budget", o->dir,
                          type == TMPFS ? "tmpfs" : "ramfs");
     sp->direct = o->direct;
     sp->fd = open_unnamed(sp, dir_fd, o->direct ? O_DIRECT : 0);
@@ -180,9 +195,11 @@ static int open_in(kvd_spill *sp, int dir_fd, const kvd_spill_options *o, kvd_er
         sp->fd = open_unnamed(sp, dir_fd, 0);
     }
     if (sp->fd < 0)
-        return kvd__fail(err, KVD_E_IO, "spill file in %s: %s", o->dir, strerror(errno));
+        return kvd__fail(err, KVD_E_IO, "spill file in %.120s: %s", o->dir, strerror(errno));
     posix_fadvise(sp->fd, 0, 0, POSIX_FADV_RANDOM);
-    int rc = reserve(sp, o->dir, err);
+    char place[200];
+    snprintf(place, sizeof place, " in %.120s", o->dir);
+    int rc = kvd__spill_file_reserve(sp, sp->file_bytes, place, err);
     if (rc)
         return rc;
     bool refused;
@@ -198,9 +215,12 @@ static int open_in(kvd_spill *sp, int dir_fd, const kvd_spill_options *o, kvd_er
 
 int kvd__spill_file_open(kvd_spill *sp, const kvd_spill_options *o, kvd_error *err)
 {
-    int dir_fd = open(o->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int dir_fd;
+    do
+        dir_fd = open(o->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    while (dir_fd < 0 && errno == EINTR);
     if (dir_fd < 0)
-        return kvd__fail(err, KVD_E_IO, "spill folder %s: %s", o->dir, strerror(errno));
+        return kvd__fail(err, KVD_E_IO, "spill folder %.120s: %s", o->dir, strerror(errno));
     int rc = open_in(sp, dir_fd, o, err);
     close(dir_fd);
     return rc;

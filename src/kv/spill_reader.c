@@ -33,8 +33,9 @@ static bool advance(const kvd_spill *sp, kvd_spill_cursor *c, kvd_spill_segment 
         if (from >= r->to_block)
             continue;
         int64_t to = (from / sp->segment_blocks + 1) * sp->segment_blocks;
-        if (to > r->to_block)
-            to = r->to_block;
+        int64_t section = kvd__spill_section(sp, from)->end_block;
+        to = to < r->to_block ? to : r->to_block;
+        to = to < section ? to : section;
         *seg = (kvd_spill_segment){
             .layer = r->layer, .from_block = from, .n_blocks = to - from, .stride_bytes = sp->record_bytes};
         c->block = to;
@@ -151,7 +152,7 @@ void kvd__spill_reader_stop(kvd_spill *sp)
 
 int kvd__spill_read_begin(kvd_spill *sp, const kvd_spill_range *ranges, int64_t n_ranges, kvd_error *err)
 {
-    if (sp->owner != getpid())
+    if (!kvd__spill_is_ours(sp))
         return kvd__fail(err, KVD_E_ARG, "spill file: used after fork");
     if (sp->reading)
         return kvd__fail(err, KVD_E_ARG, "spill file: a read is under way");
@@ -206,7 +207,7 @@ static int await(kvd_spill *sp, kvd_error *err)
 
 int kvd__spill_next(kvd_spill *sp, kvd_spill_segment *seg, kvd_error *err)
 {
-    if (!sp->reading || sp->owner != getpid())
+    if (!sp->reading || !kvd__spill_is_ours(sp))
         return kvd__fail(err, KVD_E_ARG, "spill file: no read is under way");
     kvd_spill_cursor c = sp->next;
     kvd_spill_segment s;
@@ -237,7 +238,7 @@ void kvd__spill_release(kvd_spill *sp)
 
 void kvd__spill_read_end(kvd_spill *sp)
 {
-    if (!sp->reading || sp->owner != getpid())
+    if (!sp->reading || !kvd__spill_is_ours(sp))
         return;
     pthread_mutex_lock(&sp->mutex);
     sp->active = false; /* nothing more is claimed */
@@ -254,7 +255,7 @@ void kvd__spill_stats(kvd_spill *sp, kvd_spill_stats *out)
                              .wait_ns = sp->wait_ns,
                              .direct = sp->direct,
                              .named = sp->named};
-    if (sp->owner != getpid())
+    if (!kvd__spill_is_ours(sp))
         return;
     pthread_mutex_lock(&sp->mutex);
     out->read_bytes = sp->read_bytes;

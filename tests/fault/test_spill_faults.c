@@ -2,8 +2,8 @@
  * n-th time, in every way that this kind has, for all n that a run has; and from the
  * n-th time on for good.
  *
- * A run makes a spill, writes, writes again what failed, reads all that is there,
- * rewinds, writes other bytes, reads. Whatever happens:
+ * A run makes a spill, writes, lets it grow, writes again what failed, reads all that is
+ * there, rewinds, writes other bytes, reads. Whatever happens:
  *
  *   bytes     what is handed out is what was written, to the bit
  *   writes    a failure breaks nothing: other blocks are still there, a later try goes on
@@ -37,8 +37,8 @@
 
 /* ---- faults ----------------------------------------------------------------------- */
 
-typedef enum call { OPEN, RESERVE, PREAD, PWRITE, WRITE_BACK, FORGET, N_CALLS } call;
-static const char *const call_names[] = {"open", "reserve", "pread", "pwrite", "write_back", "forget"};
+typedef enum call { OPEN, FS_TYPE, RESERVE, PREAD, PWRITE, WRITE_BACK, FORGET, N_CALLS } call;
+static const char *const call_names[] = {"open", "fs_type", "reserve", "pread", "pwrite", "write_back", "forget"};
 
 typedef enum way {
     ERROR,    /* -1 and the errno */
@@ -66,10 +66,12 @@ static const fault faults[] = {
     {OPEN, ERROR, EROFS, CREATE_FAILS},
     {OPEN, ERROR, EOPNOTSUPP, FINE}, /* no O_TMPFILE: a name for a moment */
     {OPEN, ERROR, EISDIR, FINE},
-    {RESERVE, ERROR, ENOSPC, CREATE_FAILS},
-    {RESERVE, ERROR, EDQUOT, CREATE_FAILS},
-    {RESERVE, ERROR, EFBIG, CREATE_FAILS},
-    {RESERVE, ERROR, EIO, CREATE_FAILS},
+    {OPEN, ERROR, EINTR, FINE},
+    {FS_TYPE, ERROR, EINTR, FINE},
+    {RESERVE, ERROR, ENOSPC, WRITE_FAILS}, /* when it grows */
+    {RESERVE, ERROR, EDQUOT, WRITE_FAILS},
+    {RESERVE, ERROR, EFBIG, WRITE_FAILS},
+    {RESERVE, ERROR, EIO, WRITE_FAILS},
     {RESERVE, ERROR, EINTR, FINE},
     {PREAD, ERROR, EIO, READ_FAILS},
     {PREAD, ERROR, ENOMEM, READ_FAILS},
@@ -95,7 +97,7 @@ static const fault faults[] = {
 };
 enum { N_FAULTS = sizeof faults / sizeof *faults };
 
-enum { N_LAYERS = 3, N_BLOCKS = 11, RECORD = 4096 };
+enum { N_LAYERS = 3, N_FIRST = 4, N_BLOCKS = 11, RECORD = 4096 };
 
 typedef struct injector {
     fault f;
@@ -145,7 +147,7 @@ static int faulty_open(void *ctx, int dir_fd, const char *path, int flags)
 static long faulty_fs_type(void *ctx, int fd)
 {
     injector *i = ctx;
-    return i->fs_type ? i->fs_type : kvd__spill_system.fs_type(NULL, fd);
+    return hit(i, FS_TYPE, 0) ? -1 : i->fs_type ? i->fs_type : kvd__spill_system.fs_type(NULL, fd);
 }
 
 static int faulty_reserve(void *ctx, int fd, off_t bytes)
@@ -284,6 +286,12 @@ static void is_broken(run *r)
     check(kvd__spill_write(r->sp, 0, 1, rig_get, &r->source, &err) == KVD_E_IO, "%s: broken, and writes", r->what);
 }
 
+/* Where a record is in the file: the second section lies behind the first. */
+static int64_t record_of(int layer, int64_t block)
+{
+    return block < N_FIRST ? layer * N_FIRST + block : N_LAYERS * N_FIRST + layer * (N_BLOCKS - N_FIRST) + block - N_FIRST;
+}
+
 /* Read all that is there. generation_of: blocks from `changed` on are of generation 1. */
 static void read_blocks(run *r, int64_t changed)
 {
@@ -303,7 +311,7 @@ static void read_blocks(run *r, int64_t changed)
                       "%s: expected at layer %d, block %lld: %s", r->what, ranges[i].layer, (long long)b, err.message);
                 check(kvd__spill_next(r->sp, &seg, &err) == rc, "%s: said only once", r->what);
                 int64_t hit_record = atomic_load(&r->in->hit_offset) / RECORD;
-                check(r->in->last != r->in->first || r->in->f.way == MISPLACE || r->in->f.way == LOSE || hit_record == layer * N_BLOCKS + block,
+                check(r->in->last != r->in->first || r->in->f.way == MISPLACE || r->in->f.way == LOSE || hit_record == record_of(layer, block),
                       "%s: hit record %lld, named %d, %lld", r->what, (long long)hit_record, layer, block);
                 break;
             }
@@ -325,6 +333,22 @@ static void read_blocks(run *r, int64_t changed)
     }
 }
 
+/* To N_BLOCKS, at the second try if need be; what it has room for afterwards. */
+static int64_t grow(run *r)
+{
+    kvd_error err;
+    for (int tries = 0; tries < 2; tries++) {
+        int rc = kvd__spill_grow(r->sp, N_BLOCKS, &err);
+        if (!rc)
+            return N_BLOCKS;
+        check(rc == KVD_E_IO && err.code == rc && err.message[0] && !kvd__spill_broken(r->sp), "%s: grow: %d", r->what, rc);
+        if (r->in->f.call == RESERVE && r->in->f.error != EIO)
+            assert_int_equal(err.need_bytes, N_LAYERS * N_BLOCKS * RECORD);
+        r->write_failed = true;
+    }
+    return N_FIRST;
+}
+
 static void write_twice(run *r, int64_t from, int64_t to)
 {
     write_blocks(r, from, to);
@@ -341,7 +365,7 @@ static expect play(injector *in, bool direct, const char *what)
     kvd_spill_options o;
     kvd__spill_defaults(&o);
     o.dir = rig_dir;
-    o.max_blocks = N_BLOCKS;
+    o.max_blocks = N_FIRST;
     o.segment_blocks = 3;
     o.write_blocks = 4;
     o.direct = direct;
@@ -354,14 +378,15 @@ static expect play(injector *in, bool direct, const char *what)
     for (int c = 0; c < N_CALLS; c++)
         in->created[c] = atomic_load(&in->n[c]);
     if (!rc) {
-        write_twice(&r, 0, 5);
-        write_twice(&r, 5, N_BLOCKS);
+        write_twice(&r, 0, N_FIRST - 1);
+        int64_t n = grow(&r);
+        write_twice(&r, N_FIRST - 1, n);
         read_blocks(&r, N_BLOCKS);
         if (!r.read_code) {
-            kvd__spill_drop(r.sp, 6);
+            kvd__spill_drop(r.sp, 3);
             r.source.generation = 1;
-            write_twice(&r, 6, N_BLOCKS);
-            read_blocks(&r, 6);
+            write_twice(&r, 3, n);
+            read_blocks(&r, 3);
         }
     }
     check(!rc || (!r.sp && rc == KVD_E_IO && err.code == rc && err.message[0]), "%s: create: %d", what, rc);

@@ -297,6 +297,80 @@ static void rewind_and_write_anew(void **state)
     rig_close(&r);
 }
 
+/* A file that grows, section by section: what was written stays, what is new may be
+ * written and read across the seams, and a failure changes nothing. */
+static void grows(void **state)
+{
+    rig r;
+    kvd_spill_options o = options_of(8);
+    o.segment_blocks = 8;
+    o.write_blocks = 3;
+    rig_open(&r, rig_shape(3, 1, 64), o);
+    int64_t bytes = kvd__spill_bytes(&r.shape, &o), each = kvd__spill_bytes_per_block(&r.shape);
+    rig_write(&r, 1, 7);
+    static const int64_t sizes[] = {12, 40, 44, 60};
+    for (int i = 0; i < 4; i++) {
+        struct stat st;
+        int64_t n = sizes[i], before = i ? sizes[i - 1] : 8, calls = r.source.n_calls;
+        assert_int_equal(kvd__spill_write(r.sp, before, n, rig_get, &r.source, &r.err), KVD_E_RANGE);
+        r.ledger.budget_bytes = r.ledger.context_now + (n - before) * each - 1;
+        assert_int_equal(kvd__spill_grow(r.sp, n, &r.err), KVD_E_BUDGET);
+        r.ledger.budget_bytes++; /* exactly enough */
+        check(!kvd__spill_grow(r.sp, n, &r.err), "%s", r.err.message);
+        assert_int_equal(r.ledger.context_now, bytes + (n - 8) * each);
+        assert_int_equal(fstat(r.fd, &st), 0);
+        assert_int_equal(st.st_size, 3 * 4096 * n);
+        for (int64_t b = before; b < n; b++)
+            assert_false(kvd__spill_has(r.sp, b) || kvd__spill_has_layer(r.sp, 2, b));
+        rig_write(&r, 0, n - 1);
+        assert_int_equal(r.source.n_calls, calls + 3 * (n - before + (i == 0))); /* each once: what was there stays */
+        rig_read_all(&r, n - 1, 2);
+        for (int l = 2; l >= 0; l--)
+            rig_read(&r, &(kvd_spill_range){l, before - 3, n - 1}, 1, 1);
+    }
+    kvd__spill_drop(r.sp, 10); /* in the middle of a section */
+    assert_true(kvd__spill_has(r.sp, 9));
+    for (int64_t b = 10; b < 60; b++)
+        assert_false(kvd__spill_has(r.sp, b) || kvd__spill_has_layer(r.sp, 1, b));
+    r.source.generation = 1;
+    rig_write(&r, 10, 60);
+    for (int l = 0; l < 3; l++)
+        rig_read(&r, &(kvd_spill_range){l, 10, 60}, 1, 1);
+    rig_close(&r);
+}
+
+static void growth_that_can_not_be(void **state)
+{
+    rig r;
+    kvd_spill_options o = options_of(8);
+    o.segment_blocks = 4;
+    rig_open(&r, rig_shape(3, 1, 64), o);
+    rig_write(&r, 0, 8);
+    int64_t now = r.ledger.context_now;
+    static const int64_t wrong[] = {8, 7, 0, -1, INT64_MAX, INT64_MAX / 4096};
+    for (int i = 0; i < 6; i++)
+        assert_int_equal(kvd__spill_grow(r.sp, wrong[i], &r.err), KVD_E_RANGE);
+    r.ledger.fail_at = r.ledger.n_allocs + 1;
+    assert_int_equal(kvd__spill_grow(r.sp, 12, NULL), KVD_E_NOMEM);
+    r.ledger.fail_at = 0;
+    kvd_spill_range whole = {0, 0, 8};
+    assert_int_equal(kvd__spill_read_begin(r.sp, &whole, 1, &r.err), 0);
+    assert_int_equal(kvd__spill_grow(r.sp, 12, &r.err), KVD_E_ARG);
+    kvd__spill_read_end(r.sp);
+    assert_int_equal(r.ledger.context_now, now);
+    rig_read_all(&r, 8, 1);
+    for (int i = 1; i < KVD__SPILL_MAX_SECTIONS; i++)
+        assert_int_equal(kvd__spill_grow(r.sp, 8 + 4 * i, &r.err), 0);
+    assert_int_equal(kvd__spill_grow(r.sp, 8 + 4 * KVD__SPILL_MAX_SECTIONS, &r.err), KVD_E_RANGE);
+    rig_write(&r, 8, 4 + 4 * KVD__SPILL_MAX_SECTIONS);
+    rig_read_all(&r, 4 + 4 * KVD__SPILL_MAX_SECTIONS, 3);
+    rig_close(&r);
+    o.max_blocks = 10; /* a tile would lie in two sections */
+    rig_open(&r, rig_shape(3, 1, 64), o);
+    assert_int_equal(kvd__spill_grow(r.sp, 12, &r.err), KVD_E_RANGE);
+    rig_close(&r);
+}
+
 /* ---- the ring --------------------------------------------------------------------- */
 
 static void misuse_is_refused(void **state)
@@ -591,6 +665,7 @@ static void after_fork(void **state)
         kvd_spill_stats stats;
         int ok = kvd__spill_next(r.sp, &seg, NULL) == KVD_E_ARG;
         ok &= kvd__spill_read_begin(r.sp, &range, 1, NULL) == KVD_E_ARG;
+        ok &= kvd__spill_grow(r.sp, 32, NULL) == KVD_E_ARG && !kvd__spill_is_ours(r.sp);
         ok &= kvd__spill_write(r.sp, 12, 13, rig_get, &r.source, NULL) == KVD_E_ARG;
         kvd__spill_read_end(r.sp);
         kvd__spill_release(r.sp);
@@ -738,12 +813,12 @@ static int bench(int argc, char **argv)
            (long long)o.max_blocks);
     printf("direct readers slots segment mem_KB  write  spill  plain\n");
     for (int mode = 0; mode < 2; mode++)
-        for (int readers = 1; readers <= 3; readers++)
-            for (o.segment_blocks = 4; o.segment_blocks <= 32; o.segment_blocks *= 2)
-                for (o.n_slots = 3; o.n_slots <= 5; o.n_slots++) {
+        for (int memory = 16; memory <= 128; memory *= 2) /* blocks of the ring */
+            for (o.segment_blocks = 4; o.segment_blocks <= memory / 2; o.segment_blocks *= 2)
+                for (o.n_readers = 1; o.n_readers <= 8 && o.n_readers < memory / o.segment_blocks; o.n_readers += 1 + (o.n_readers > 3)) {
                     o.direct = !mode;
-                    o.n_readers = readers;
-                    if (o.n_slots > readers && (!mode || o.n_slots == 4))
+                    o.n_slots = memory / (int)o.segment_blocks;
+                    if (!mode || o.n_readers == 2)
                         bench_one(layers, heads, d, o);
                 }
     return 0;
@@ -758,6 +833,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(written_once),
         cmocka_unit_test(what_is_there),
         cmocka_unit_test(rewind_and_write_anew),
+        cmocka_unit_test(grows),
+        cmocka_unit_test(growth_that_can_not_be),
         cmocka_unit_test(misuse_is_refused),
         cmocka_unit_test(ends_midway),
         cmocka_unit_test(writes_while_reading),
