@@ -10,16 +10,25 @@ bool kvd__disk_wanted(const kvd_session *s)
     return s->o.policy == KVD_POLICY_KV_DIRECT && s->evict_to == KVD_EVICT_DISK && !s->disk_off;
 }
 
+/* Segments as large as this come as fast as a disk can, with two on their way; a few
+ * of 48 KiB come half as fast (docs/memory.md). The file grows in steps of 256 tokens. */
+enum { SEGMENT_BYTES = 512 << 10, GROW_BLOCKS = 16 };
+
 kvd_spill_options kvd__disk_options(const struct kvd_model *m, const kvd_kv_shape *shape, const char *dir, int64_t n_tokens,
                                     int64_t budget_bytes)
 {
     kvd_spill_options o;
     kvd__spill_defaults(&o);
     o.dir = dir;
-    int64_t n = n_tokens + n_tokens / 2; /* a chat grows: room for more than asked */
-    n = n < m->config.n_ctx ? n : m->config.n_ctx;
-    o.max_blocks = n > 0 ? (n + KVD__BLOCK - 1) / KVD__BLOCK : 1;
-    int64_t most = kvd__min64(budget_bytes / 6, budget_bytes - kvd__disk_least_bytes(shape, n_tokens));
+    /* A chat grows: room for more than asked, and whole tiles, so that it can. */
+    int64_t block = kvd__kv_block_bytes(shape), column = block * shape->n_layers, step = GROW_BLOCKS;
+    o.max_blocks = kvd__min64((kvd__blocks(n_tokens + n_tokens / 2) / step + 1) * step, kvd__blocks(m->config.n_ctx));
+    o.segment_blocks = KVD__TILE_BLOCKS;
+    while (o.segment_blocks * 2 * block <= SEGMENT_BYTES)
+        o.segment_blocks *= 2;
+    /* Half of the budget, and what is left lets a piece of a prompt have 32 tokens. */
+    int64_t rest = kvd__disk_least_bytes(shape, n_tokens) + 2 * (column + KVD__BLOCK * shape->stream_row_bytes);
+    int64_t most = kvd__min64(budget_bytes / 2, budget_bytes - rest);
     while (o.segment_blocks > KVD__TILE_BLOCKS && kvd__spill_bytes(shape, &o) > most)
         o.segment_blocks /= 2;
     if (kvd__spill_bytes(shape, &o) > most) {
@@ -120,10 +129,36 @@ static int64_t resume(const kvd_session *s, int64_t *start)
     return *start = p > 0 && local_covered(s, p, p / KVD__BLOCK) ? p : 0;
 }
 
+/* What is resident may fill the budget. The oldest blocks are to be written, so it is
+ * the newest ones that make room, and are made again. */
+static void make_room(kvd_session *s, int64_t bytes)
+{
+    while (kvd__ledger_room(s->m->ledger) < bytes && s->kv->end > s->kv->start)
+        kvd__kv_truncate(s->kv, (s->kv->end - 1) / KVD__BLOCK * KVD__BLOCK);
+}
+
+/* Let the spill grow to the size of o. 1: it can not with buffers as large as it has,
+ * and nothing is changed. */
+static int grow(kvd_session *s, const kvd_spill_options *o, int64_t room, kvd_error *err)
+{
+    int64_t more = o->max_blocks - s->spill_tokens / KVD__BLOCK, bytes = more * kvd__spill_bytes_per_block(&s->shape);
+    if (more < 1 || bytes > room)
+        return 1;
+    make_room(s, bytes);
+    int rc = kvd__spill_grow(s->spill, o->max_blocks, err);
+    if (rc)
+        return rc == KVD_E_RANGE ? 1 : rc;
+    s->spill_tokens = o->max_blocks * KVD__BLOCK;
+    s->spill_bytes += bytes;
+    return 0;
+}
+
 /* A spill with room for total tokens, that leaves room for what they need besides. */
 static int make_ready(kvd_session *s, const kvd_limits *lim, int64_t total, kvd_error *err)
 {
     int64_t budget = lim->budget_bytes, least = kvd__disk_least_bytes(&s->shape, total);
+    if (s->spill && !kvd__spill_is_ours(s->spill)) /* after fork: one of our own */
+        kvd__disk_drop(s);
     if (s->spill && total <= s->spill_tokens && least <= budget - s->spill_bytes)
         return 0;
     int64_t need = kvd__disk_need(s->m, &s->shape, total), want = total;
@@ -134,20 +169,20 @@ static int make_ready(kvd_session *s, const kvd_limits *lim, int64_t total, kvd_
             err->need_bytes = need;
         return rc;
     }
-    kvd__disk_drop(s); /* outgrown: begin again */
     if (s->reserve_tokens > total && kvd__disk_need(s->m, &s->shape, s->reserve_tokens) <= budget)
         want = s->reserve_tokens;
     kvd_spill_options o = kvd__disk_options(s->m, &s->shape, s->spill_dir, want, budget);
     int64_t bytes = kvd__spill_bytes(&s->shape, &o);
+    int rc = s->spill && total > s->spill_tokens ? grow(s, &o, budget - s->spill_bytes - kvd__disk_least_bytes(&s->shape, want), err) : 1;
+    if (rc != 1)
+        return rc;
+    kvd__disk_drop(s); /* other buffers: begin again */
     o.ops = s->spill_ops;
     o.ops_ctx = s->spill_ops_ctx;
-    /* What is resident may fill the budget. The oldest blocks are to be written, so it
-     * is the newest ones that make room, and are made again. */
-    while (kvd__ledger_room(s->m->ledger) < bytes && s->kv->end > s->kv->start)
-        kvd__kv_truncate(s->kv, (s->kv->end - 1) / KVD__BLOCK * KVD__BLOCK);
+    make_room(s, bytes);
     if (!s->disk_block && !(s->disk_block = kvd__alloc(s->m->ledger, KVD_ACC_COMPUTE, (size_t)s->kv->block_bytes, err)))
         return KVD_E_NOMEM;
-    int rc = kvd__spill_create(&s->spill, &s->shape, &o, s->m->ledger, err);
+    rc = kvd__spill_create(&s->spill, &s->shape, &o, s->m->ledger, err);
     if (!rc) {
         s->spill_tokens = o.max_blocks * KVD__BLOCK;
         s->spill_bytes = bytes;

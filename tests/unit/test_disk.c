@@ -497,8 +497,38 @@ static void parking_gives_all_back(void **state)
     }
 }
 
-/* The file is made for half as much again as is known, then for more. */
-static void a_spill_is_outgrown(void **state)
+/* The file is made for half as much again as is known, then grows; what is in it stays,
+ * so nothing is computed twice. */
+static void a_spill_grows(void **state)
+{
+    (void)state;
+    for (int f = 0; f < N_FAMILIES; f++)
+        for (int by = 3; by <= 80; by += 77) {
+            kvd_model *m = load(f, 1, 32);
+            kvd_session_options so = disk_options();
+            kvd_session_stats st;
+            so.kv_tokens = 16;
+            watch w = begin(f, m, &so);
+            must_feed(&w, 40);
+            const kvd_spill *file = w.s->spill;
+            int64_t bytes = w.s->spill_bytes;
+            assert_int_equal(w.s->spill_tokens, 256);
+            while (w.s->n < 310)
+                must_feed(&w, min64(by, 310 - w.s->n));
+            assert_ptr_equal(w.s->spill, file);
+            assert_int_equal(w.s->spill_tokens, 512);
+            assert_int_equal(w.s->spill_bytes, bytes + 16 * kvd__spill_bytes_per_block(&w.s->shape));
+            assert_int_equal(atomic_load(&m->ledger->now[KVD_ACC_LAYER]) + 32 * kvd__spill_bytes_per_block(&w.s->shape), w.s->spill_bytes);
+            kvd_session_get_stats(w.s, &st);
+            assert_int_equal(st.recomputed_tokens, 0);
+            rewind_to(&w, 250); /* what is there is there on both sides of the seam */
+            must_feed(&w, 70);
+            end(&w);
+        }
+}
+
+/* Where its buffers leave no room for more of it, it begins again with smaller ones. */
+static void a_spill_without_room_begins_again(void **state)
 {
     (void)state;
     for (int f = 0; f < N_FAMILIES; f++) {
@@ -506,12 +536,11 @@ static void a_spill_is_outgrown(void **state)
         kvd_session_options so = disk_options();
         so.kv_tokens = 16;
         watch w = begin(f, m, &so);
+        set_budget(m, kvd__disk_need(m, &w.s->shape, 310));
         must_feed(&w, 40);
-        int64_t first = w.s->spill_tokens;
-        assert_int_equal(first, 64);
-        while (w.s->n < 200)
-            must_feed(&w, 3);
-        assert_true(w.s->spill_tokens >= 200);
+        while (w.s->n < 310)
+            must_feed(&w, min64(9, 310 - w.s->n));
+        assert_true(w.s->spill_tokens >= 310);
         end(&w);
     }
 }
@@ -634,7 +663,8 @@ int main(void)
         cmocka_unit_test(from_resident_to_disk),
         cmocka_unit_test(what_fits_stays),
         cmocka_unit_test(parking_gives_all_back),
-        cmocka_unit_test(a_spill_is_outgrown),
+        cmocka_unit_test(a_spill_grows),
+        cmocka_unit_test(a_spill_without_room_begins_again),
         cmocka_unit_test(generation_keeps_its_word),
         cmocka_unit_test(sessions_share_a_budget),
         cmocka_unit_test(folders_that_do_not_serve),
