@@ -10,6 +10,7 @@
 
 struct kvd_pool {
     int n_threads, n_started;
+    pid_t owner; /* after fork the child is another, and has no workers */
     int spins; /* before yielding: 0 when there are more threads than CPUs */
     pthread_t *threads;
     pthread_mutex_t lock;
@@ -120,6 +121,7 @@ int kvd__pool_create(kvd_pool **out, int n_threads, kvd_ledger *l, kvd_error *er
     if (!p)
         return KVD_E_NOMEM;
     p->n_threads = n_threads;
+    p->owner = getpid();
     p->spins = n_threads <= kvd__cpu_count() ? SPINS : 0;
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->wake, NULL);
@@ -153,18 +155,27 @@ void kvd__pool_destroy(kvd_pool **pool)
     *pool = NULL;
     if (!p)
         return;
-    pthread_mutex_lock(&p->lock);
-    atomic_store(&p->quit, true);
-    pthread_cond_broadcast(&p->wake);
-    pthread_mutex_unlock(&p->lock);
-    for (int i = 1; i <= p->n_started; i++)
-        pthread_join(p->threads[i], NULL);
-    pthread_cond_destroy(&p->wake);
-    pthread_mutex_destroy(&p->barrier_lock);
-    pthread_cond_destroy(&p->barrier_wake);
-    pthread_mutex_destroy(&p->lock);
+    if (p->owner == getpid()) { /* else nobody is there to be told, and locks may be held by the absent */
+        pthread_mutex_lock(&p->lock);
+        atomic_store(&p->quit, true);
+        pthread_cond_broadcast(&p->wake);
+        pthread_mutex_unlock(&p->lock);
+        for (int i = 1; i <= p->n_started; i++)
+            pthread_join(p->threads[i], NULL);
+        pthread_cond_destroy(&p->wake);
+        pthread_mutex_destroy(&p->barrier_lock);
+        pthread_cond_destroy(&p->barrier_wake);
+        pthread_mutex_destroy(&p->lock);
+    }
     kvd__free(p->threads);
     kvd__free(p);
+}
+
+int kvd__pool_check(const kvd_pool *p, kvd_error *err)
+{
+    if (p->n_threads == 1 || p->owner == getpid())
+        return 0;
+    return kvd__fail(err, KVD_E_ARG, "the model's threads are those of the process that loaded it; this one was forked");
 }
 
 int kvd__pool_threads(const kvd_pool *p) { return p->n_threads; }

@@ -17,7 +17,8 @@ enum { KVD__MAX_THREADS = 256 };
 
 /* n_threads 1..KVD__MAX_THREADS, the caller included: n_threads - 1 are started. */
 int kvd__pool_create(kvd_pool **out, int n_threads, kvd_ledger *l, kvd_error *err);
-/* Joins the workers. Sets *pool to NULL; NULL inside is accepted. */
+/* Joins the workers. Sets *pool to NULL; NULL inside is accepted. In a forked child
+ * there are none: only the memory is freed. */
 void kvd__pool_destroy(kvd_pool **pool);
 
 int kvd__pool_threads(const kvd_pool *p);
@@ -25,6 +26,10 @@ int kvd__pool_threads(const kvd_pool *p);
 /* Run fn on all threads and wait for all. One run at a time per pool. Every
  * thread runs under the numeric environment of docs/numerics.md. */
 void kvd__pool_run(kvd_pool *p, kvd_job_fn fn, void *ctx);
+
+/* May this process run the pool? KVD_E_ARG in a forked child, whose workers stayed
+ * with the parent; a pool of one thread has none and works there too. */
+int kvd__pool_check(const kvd_pool *p, kvd_error *err);
 
 /* Inside a run: wait for all threads. What was written before is visible after. */
 void kvd__pool_barrier(kvd_pool *p);

@@ -249,7 +249,7 @@ static int check_feed(const kvd_session *s, const int32_t *ids, int64_t n, kvd_e
     for (int64_t i = 0; i < n; i++)
         if (ids[i] < 0 || ids[i] >= s->m->config.n_vocab)
             return kvd__fail(err, KVD_E_RANGE, "token id %d is not in 0..%d", ids[i], s->m->config.n_vocab - 1);
-    return 0;
+    return kvd__pool_check(s->m->pool, err);
 }
 
 /* Will generation drop something, sooner or later? Then the spill is made now, while

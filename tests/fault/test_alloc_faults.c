@@ -1,7 +1,7 @@
 /* Out of memory at the n-th allocation, for every n, of everything the engine does:
  * a clean error or the right answer, nothing leaked (run it under LeakSanitizer),
- * and a session that goes on afterwards as if nothing had happened. Also a budget
- * that somebody else takes away in the middle of a feed. */
+ * and a session that goes on afterwards as if nothing had happened, on each tier. Also
+ * a budget that somebody else takes away in the middle of a feed. */
 #include "../unit/tiny.h"
 
 static const char *const families[] = {"llama", "window", "gemma3", "narrow"};
@@ -169,62 +169,126 @@ static void feeding(void **state)
     }
 }
 
+/* ---- whole generations ------------------------------------------------------------- */
+
+enum { N_GENERATED = 12, N_ASKED = 250 };
+
+static kvd_generate_options generate_options(int64_t max_tokens)
+{
+    static const char *const stop[] = {"never to be seen"};
+    kvd_generate_options o;
+    kvd_generate_options_defaults(&o);
+    o.stop = stop;
+    o.n_stop = 1;
+    o.max_tokens = max_tokens;
+    o.ignore_end = true;
+    o.sampling.temperature = 1;
+    return o;
+}
+
+static int generate(kvd_session *s, const int32_t *prompt, int64_t n, int64_t max_tokens, kvd_result *r)
+{
+    kvd_generate_options o = generate_options(max_tokens);
+    kvd_error err = {0};
+    int rc = kvd_generate(s, prompt, n, &o, r, &err);
+    check(rc == 0 || (rc == KVD_E_NOMEM && err.code == rc && err.message[0]), "%s: %s", kvd_error_name(rc), err.message);
+    return rc;
+}
+
+/* Go on with s from wherever the failure has left it: the rest is the rest of whole. */
+static void go_on(kvd_session *s, int64_t n_part, const kvd_result *whole)
+{
+    kvd_error err = {0};
+    kvd_result rest;
+    int64_t fed = kvd_session_tokens(s, NULL), done = max64(0, fed - N_ASKED);
+    assert_true(fed == 0 || fed == N_ASKED + max64(0, n_part - 1));
+    if (fed == 0)
+        assert_int_equal(generate(s, ids, N_ASKED, N_GENERATED, &rest), 0);
+    else { /* from the last token that was chosen; none yet: the prompt's last */
+        assert_int_equal(kvd_session_rewind(s, fed - 1, &err), 0);
+        int32_t last = fed == N_ASKED ? ids[N_ASKED - 1] : whole->tokens[fed - N_ASKED - 1];
+        assert_int_equal(generate(s, &last, 1, N_GENERATED - done, &rest), 0);
+    }
+    assert_int_equal(rest.n_tokens, N_GENERATED - done);
+    assert_memory_equal(rest.tokens, whole->tokens + done, 4 * (size_t)rest.n_tokens);
+    if (!fed)
+        assert_string_equal(rest.receipt, whole->receipt);
+    kvd_result_free(&rest);
+}
+
+/* Session and answer with allocation n and all after it failing. Returns whether the
+ * answer was there before that. */
+static bool generate_until(kvd_model *m, const kvd_session_options *so, int64_t n, const kvd_result *whole, bool on_disk)
+{
+    kvd_session *s = NULL;
+    kvd_result part = {0};
+    kvd_error err = {0};
+    int64_t host = atomic_load(&m->ledger->now[KVD_ACC_HOST]), compute = atomic_load(&m->ledger->now[KVD_ACC_COMPUTE]);
+    fail_from(m, n);
+    int rc = kvd_session_create(&s, m, so, &err);
+    if (!rc)
+        rc = generate(s, ids, N_ASKED, N_GENERATED, &part);
+    fail_from(m, 0);
+    if (s) {
+        kvd_session_stats st;
+        assert_true(part.n_tokens == 0 || !memcmp(part.tokens, whole->tokens, 4 * (size_t)part.n_tokens));
+        assert_true(part.n_text <= whole->n_text && (!part.text || !memcmp(part.text, whole->text, part.n_text)));
+        if (rc)
+            go_on(s, part.n_tokens, whole);
+        else {
+            assert_int_equal(part.n_tokens, N_GENERATED);
+            assert_string_equal(part.receipt, whole->receipt);
+        }
+        kvd_session_get_stats(s, &st);
+        check(st.disk == on_disk && !st.disk_error, "allocation %lld: disk %d: %s", (long long)n, st.disk, st.disk_error ? st.disk_error : "");
+    } else
+        assert_int_equal(rc, KVD_E_NOMEM);
+    kvd_result_free(&part);
+    kvd_session_free(&s);
+    check_no_context(m);
+    assert_int_equal(atomic_load(&m->ledger->now[KVD_ACC_HOST]), host);
+    assert_int_equal(atomic_load(&m->ledger->now[KVD_ACC_COMPUTE]), compute);
+    return rc == 0;
+}
+
 static void generating(void **state)
 {
     (void)state;
-    kvd_model *m = reference("gemma3", 1);
-    kvd_session_options so;
-    kvd_session_options_defaults(&so);
-    so.kv_tokens = 32;
-    kvd_generate_options o;
-    kvd_generate_options_defaults(&o);
-    const char *stop[] = {"never to be seen"};
-    o.stop = stop;
-    o.n_stop = 1;
-    o.max_tokens = 12;
-    o.ignore_end = true;
-    o.sampling.temperature = 1;
-    kvd_error err = {0};
-    kvd_result whole, part, rest;
-    kvd_session *s = tiny_session(m, &so);
-    assert_int_equal(kvd_generate(s, ids, 250, &o, &whole, &err), 0);
-    kvd_session_free(&s);
-    int64_t n = 1;
-    for (bool done = false; !done; n++) {
-        s = tiny_session(m, &so);
-        fail_from(m, n);
-        int rc = kvd_generate(s, ids, 250, &o, &part, &err);
-        fail_from(m, 0);
-        done = rc == 0;
-        assert_true(rc == 0 || rc == KVD_E_NOMEM);
-        assert_true(!done || part.n_tokens == 12);
-        assert_true(part.n_tokens == 0 || !memcmp(part.tokens, whole.tokens, 4 * (size_t)part.n_tokens));
-        assert_true(part.n_text <= whole.n_text && (!part.text || !memcmp(part.text, whole.text, part.n_text)));
-        int64_t fed = kvd_session_tokens(s, NULL);
-        assert_true(fed == 0 || fed == 250 + max64(0, part.n_tokens - 1));
-        if (!done) {
-            o.max_tokens = 12 - max64(0, fed - 250);
-            if (fed == 0)
-                assert_int_equal(kvd_generate(s, ids, 250, &o, &rest, &err), 0);
-            else { /* from the last token that was chosen; none yet: the prompt's last */
-                assert_int_equal(kvd_session_rewind(s, fed - 1, &err), 0);
-                int32_t last = fed == 250 ? ids[249] : whole.tokens[fed - 251];
-                assert_int_equal(kvd_generate(s, &last, 1, &o, &rest, &err), 0);
-            }
-            assert_memory_equal(rest.tokens, whole.tokens + max64(0, fed - 250), 4 * (size_t)rest.n_tokens);
-            assert_int_equal(rest.n_tokens, o.max_tokens);
-            o.max_tokens = 12;
-            kvd_result_free(&rest);
-        } else
-            assert_string_equal(part.receipt, whole.receipt);
-        kvd_result_free(&part);
+    static const kvd_rates rates = {.rows = {1, 4, 16, 64, 256}, .rows_s = {1, 2, 3, 4, 5}, .head_s = 1, .pair_alone_s = 1e-3,
+                                    .pair_chunk_s = 1e-3, .disk_read_bytes_s = 1e12, .disk_write_bytes_s = 1e12};
+    static const struct {
+        const char *name;
+        kvd_evict_to evict_to;
+        bool by_bytes, disk;
+    } cases[] = {{"gemma3", KVD_EVICT_RECOMPUTE, false, false}, {"llama", KVD_EVICT_RECOMPUTE, true, false},
+                 {"gemma3", KVD_EVICT_DISK, false, true},       {"llama", KVD_EVICT_DISK, true, true},
+                 {"llama", KVD_EVICT_AUTO, true, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        kvd_model *m = reference(cases[i].name, 1);
+        kvd_session_options so;
+        kvd_plan plan;
+        kvd_error err = {0};
+        kvd_session_options_defaults(&so);
+        kvd_plan_session(m, &so, N_ASKED, N_ASKED + N_GENERATED, 0, &plan);
+        so.evict_to = cases[i].evict_to;
+        so.spill_dir = so.evict_to == KVD_EVICT_RECOMPUTE ? NULL : getenv("KVD_TINY") ? getenv("KVD_TINY") : ".";
+        so.rates = so.evict_to == KVD_EVICT_AUTO ? &rates : NULL;
+        if (cases[i].by_bytes)
+            assert_int_equal(kvd_memory_set_budget(m, (plan.least_bytes + plan.full_bytes) / 2, &err), 0);
+        else
+            so.kv_tokens = 32;
+        kvd_session *s = tiny_session(m, &so);
+        kvd_result whole;
+        assert_int_equal(generate(s, ids, N_ASKED, N_GENERATED, &whole), 0);
         kvd_session_free(&s);
-        check_no_context(m);
+        int64_t n = 1;
+        while (!generate_until(m, &so, n, &whole, cases[i].disk))
+            n++;
+        check(n > N_GENERATED, "%s, case %d: only %lld allocations", cases[i].name, (int)i, (long long)n);
+        kvd_result_free(&whole);
+        free(rows);
+        tiny_free(&m);
     }
-    assert_true(n > 12);
-    kvd_result_free(&whole);
-    free(rows);
-    tiny_free(&m);
 }
 
 static void text(void **state)
