@@ -85,10 +85,11 @@ enum { KVD_RATE_POINTS = 5 };
 typedef struct kvd_rates {
     int64_t rows[KVD_RATE_POINTS];  /* ascending, rows[0] == 1 */
     double rows_s[KVD_RATE_POINTS]; /* seconds of a pass of so many rows, attention aside */
-    double head_s;                  /* of the output head for one row */
+    double head_s;                  /* of the output head for one row, and of choosing from its logits */
     double pair_alone_s;            /* one query position against one key position, all layers: a single row */
     double pair_chunk_s;            /* the same in a chunk of rows */
-    double disk_read_bytes_s, disk_write_bytes_s; /* of spill_dir; 0: no disk tier */
+    double disk_segment_s;          /* each segment that is read, whatever its size */
+    double disk_read_bytes_s, disk_write_bytes_s; /* of spill_dir, beside that; 0: no disk tier */
 } kvd_rates;
 
 /* Types of stored K and V, and of the residual stream between layers. */

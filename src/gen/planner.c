@@ -1,10 +1,5 @@
-/* Planning and calibration behind the public API, and the choice of a session's
- * tier. The arithmetic is kv/plan.c. */
-#include <string.h>
-
-#include "base/clock.h"
-#include "base/error.h"
-#include "base/fpenv.h"
+/* Planning behind the public API, and the choice of a session's tier. The arithmetic is
+ * kv/plan.c; the rates come from measure.c. */
 #include "gen/disk.h"
 #include "gen/session.h"
 
@@ -12,81 +7,6 @@ _Static_assert(sizeof(kvd_rates) == sizeof(kvd_plan_rates) && (int)KVD_RATE_POIN
                "the public record is the planner's");
 
 static const kvd_plan_rates *inner(const kvd_rates *r) { return (const kvd_plan_rates *)(const void *)r; }
-
-static const char *zero_block(void *ctx, int layer, int64_t block)
-{
-    (void)layer, (void)block;
-    return ctx;
-}
-
-/* Write and read back about 24 MB by way of a spill of its own. A folder that does
- * not serve gives rates of 0, not an error: there is just no disk tier. As with the
- * passes, buffers are not the budget's here. */
-static void measure_disk(kvd_model *m, const kvd_kv_shape *shape, const char *dir, kvd_rates *r)
-{
-    kvd_spill *sp = NULL;
-    kvd_ledger *own = kvd__ledger_create(0, NULL);
-    int64_t column = kvd__kv_block_bytes(shape) * shape->n_layers, n = ((int64_t)24 << 20) / column + 4;
-    kvd_spill_options o;
-    kvd_spill_range ranges[KVD__MAX_LAYERS];
-    kvd_spill_segment seg = {.n_blocks = 1};
-    char *block = kvd__alloc(m->ledger, KVD_ACC_COMPUTE, (size_t)kvd__kv_block_bytes(shape), NULL);
-    kvd__spill_defaults(&o);
-    o.dir = dir;
-    o.max_blocks = n;
-    if (!own || !block || kvd__spill_create(&sp, shape, &o, own, NULL))
-        goto done;
-    double t0 = kvd__seconds(), write_s, read_s = 0;
-    if (kvd__spill_write(sp, 0, n, zero_block, block, NULL))
-        goto done;
-    write_s = kvd__seconds() - t0;
-    for (int l = 0; l < shape->n_layers; l++)
-        ranges[l] = (kvd_spill_range){l, 0, n};
-    for (int round = 0; round < 2; round++) {
-        t0 = kvd__seconds();
-        if (kvd__spill_read_begin(sp, ranges, shape->n_layers, NULL))
-            goto done;
-        for (seg.n_blocks = 1; seg.n_blocks;) {
-            if (kvd__spill_next(sp, &seg, NULL))
-                goto done;
-            if (seg.n_blocks)
-                kvd__spill_release(sp);
-        }
-        kvd__spill_read_end(sp);
-        double t = kvd__seconds() - t0;
-        read_s = round == 0 || t < read_s ? t : read_s;
-    }
-    r->disk_write_bytes_s = (double)(n * column) / write_s;
-    r->disk_read_bytes_s = (double)(n * column) / read_s;
-done:
-    kvd__spill_destroy(&sp);
-    kvd__ledger_destroy(&own);
-    kvd__free(block);
-}
-
-int kvd_calibrate(kvd_model *m, const kvd_session_options *options, kvd_rates *rates, kvd_error *err)
-{
-    kvd_session_options o;
-    kvd_session_options_defaults(&o);
-    if (options)
-        o = *options;
-    if (!m->has_weights)
-        return kvd__fail(err, KVD_E_ARG, "the model was loaded without weights");
-    kvd_fpenv env = kvd__fpenv_enter();
-    kvd_rates r = {0};
-    kvd_kvtype type = kvd__kvtype_of(o.kv_type);
-    int rc = kvd__calibrate(m, type, (kvd_plan_rates *)(void *)&r, err);
-    kvd__fpenv_leave(env);
-    if (rc)
-        return rc;
-    if (o.spill_dir) {
-        kvd_kv_shape shape;
-        kvd__model_kv_shape(m, type, kvd__kvtype_of(o.stream), &shape);
-        measure_disk(m, &shape, o.spill_dir, &r);
-    }
-    *rates = r;
-    return 0;
-}
 
 typedef struct {
     kvd_kv_shape shape;

@@ -1,8 +1,20 @@
+#include "base/minmax.h"
 #include "kv/plan.h"
 
 static const char *const names[KVD_TIER_COUNT] = {"full", "recompute", "disk"};
 
 const char *kvd__tier_name(kvd_tier t) { return t < KVD_TIER_COUNT ? names[t] : "none"; }
+
+double kvd__median(double *t, int n)
+{
+    for (int i = 1; i < n; i++)
+        for (int k = i; k > 0 && t[k] < t[k - 1]; k--) {
+            double swap = t[k];
+            t[k] = t[k - 1];
+            t[k - 1] = swap;
+        }
+    return t[n / 2];
+}
 
 double kvd__rows_seconds(const kvd_plan_rates *r, int64_t n_rows)
 {
@@ -33,6 +45,21 @@ static double chunked(const kvd_kv_shape *s, const kvd_plan_rates *r, int64_t fr
 {
     double mid = (double)(from + to) / 2;
     return kvd__rows_seconds(r, to - from) + r->pair_chunk_s * (double)(to - from) * seen(s, mid);
+}
+
+/* Reading back what queries from position `at` on see of [0, start). */
+static double read_seconds(const kvd_kv_shape *s, const kvd_plan_rates *r, const kvd_spill_options *o, int64_t at, int64_t start)
+{
+    double blocks = 0, segments = 0;
+    for (int kind = 0; kind < 2; kind++) {
+        int64_t from = kind && at >= s->window ? (at - s->window + 1) / KVD__BLOCK : 0, to = start / KVD__BLOCK;
+        if (from >= to)
+            continue;
+        double layers = kvd__kv_layers(s, kind == 1);
+        blocks += layers * (double)(to - from);
+        segments += layers * (double)((to - 1) / o->segment_blocks - from / o->segment_blocks + 1);
+    }
+    return blocks * (double)kvd__kv_block_bytes(s) / r->disk_read_bytes_s + segments * r->disk_segment_s;
 }
 
 /* Tokens of which the mean over decode is taken. */
@@ -93,7 +120,7 @@ static void plan_disk(const kvd_kv_shape *s, const kvd_limits *lim, const kvd_pl
         kvd_pass_plan pass;
         if (kvd__disk_plan(s, &left, at, start, n_prompt - at, &pass, NULL))
             break;
-        double compute = chunked(s, r, at, at + pass.n_new), read = seen(s, (double)pass.start) * column / r->disk_read_bytes_s;
+        double compute = chunked(s, r, at, at + pass.n_new), read = read_seconds(s, r, spill, at, pass.start);
         p->prefill_s += (compute > read ? compute : read) + (double)(pass.start - start) * column / r->disk_write_bytes_s;
         at += pass.n_new;
         start = pass.start;
@@ -103,7 +130,7 @@ static void plan_disk(const kvd_kv_shape *s, const kvd_limits *lim, const kvd_pl
         kvd_pass_plan pass;
         if (!kvd__disk_plan(s, &left, at - 1, start, 1, &pass, NULL))
             start = pass.start;
-        double compute = kvd__rows_seconds(r, 1) + alone(s, r, at), read = seen(s, (double)start) * column / r->disk_read_bytes_s;
+        double compute = kvd__rows_seconds(r, 1) + alone(s, r, at), read = read_seconds(s, r, spill, at, start);
         t += (compute > read ? compute : read) + column / r->disk_write_bytes_s + r->head_s;
         p->resident_tokens = at - start;
     }

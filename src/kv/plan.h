@@ -6,13 +6,13 @@
  *                between measured points, since one row is bound by reading weights
  *                and many are bound by arithmetic
  *   pairs        query-key pairs of attention, cheaper in a chunk than alone
- *   disk         bytes read per pass at the disk's rate; what the computation
- *                does not cover is waited for
+ *   read         seconds for reading what is evicted: bytes at the disk's rate, and
+ *                something for each segment they come in (spill.h), which are small
+ *                where the budget is
  * Decode of one token with n tokens of context behind it, E of them evicted:
  *   full         rows(1) + n alone-pairs
  *   recompute    rows(E + 1) + n alone-pairs + E^2/2 chunk-pairs
- *   disk         max(rows(1) + n alone-pairs, E columns read), plus columns
- *                written once
+ *   disk         max(rows(1) + n alone-pairs, read(E)), plus columns written once
  *
  * Layer: kv. Pure functions; any thread. */
 #ifndef KVD_KV_PLAN_H
@@ -26,10 +26,11 @@ enum { KVD__RATE_POINTS = 5 };
 typedef struct kvd_plan_rates {
     int64_t rows[KVD__RATE_POINTS];  /* ascending, rows[0] == 1 */
     double rows_s[KVD__RATE_POINTS]; /* seconds of a pass of so many rows, all layers */
-    double head_s;                   /* the output head for one row */
+    double head_s;                   /* the output head for one row, and choosing a token */
     double pair_alone_s;             /* one query position against one key position, all layers: one row */
     double pair_chunk_s;             /* the same with many rows */
-    double disk_read_bytes_s, disk_write_bytes_s; /* bytes per second; 0: no disk */
+    double disk_segment_s;           /* each segment, whatever its size */
+    double disk_read_bytes_s, disk_write_bytes_s; /* bytes per second beside that; 0: no disk */
 } kvd_plan_rates;
 
 typedef enum kvd_tier { KVD_TIER_FULL, KVD_TIER_RECOMPUTE, KVD_TIER_DISK, KVD_TIER_COUNT } kvd_tier;
@@ -42,6 +43,9 @@ typedef struct kvd_plan_of_tier {
     double prefill_s;         /* of the prompt */
     double decode_tokens_per_s; /* mean over the new tokens */
 } kvd_plan_of_tier;
+
+/* The median of n >= 1 measurements; reorders them. */
+double kvd__median(double *t, int n);
 
 /* Seconds of a pass of R rows, attention aside. */
 double kvd__rows_seconds(const kvd_plan_rates *r, int64_t n_rows);

@@ -38,19 +38,19 @@ static int pass_seconds(struct kvd_model *m, const kvd_kv_shape *s, int64_t n, i
     return rc;
 }
 
-/* The least of a few runs: noise only adds. */
-static int least_seconds(struct kvd_model *m, const kvd_kv_shape *s, int64_t n, int64_t n_logits, double *out, kvd_error *err)
+/* The median of a few runs: on a busy machine the least would promise a calm one. */
+static int typical_seconds(struct kvd_model *m, const kvd_kv_shape *s, int64_t n, int64_t n_logits, double *out, kvd_error *err)
 {
-    double total = 0, best = 0;
-    for (int i = 0; i < 5 && (i < 2 || total < 0.15); i++) {
-        double t;
-        int rc = pass_seconds(m, s, n, n_logits, &t, err);
+    enum { MOST = 9 };
+    double t[MOST], total = 0;
+    int i = 0;
+    while (i < MOST && (i < 3 || total < 0.1) && !(i && total > 1)) {
+        int rc = pass_seconds(m, s, n, n_logits, &t[i], err);
         if (rc)
             return rc;
-        total += t;
-        best = i == 0 || t < best ? t : best;
+        total += t[i++];
     }
-    *out = best;
+    *out = kvd__median(t, i);
     return 0;
 }
 
@@ -130,17 +130,19 @@ int kvd__calibrate(struct kvd_model *m, kvd_kvtype kv_type, kvd_plan_rates *r, k
     double with_head = 0;
     int chunk = m->scratch.chunk < KVD__UNIT_ROWS ? m->scratch.chunk : KVD__UNIT_ROWS;
     kvd__model_kv_shape(m, kv_type, KVD_KV_F32, &s);
-    int rc = pair_seconds(m, kv_type, 1, &r->pair_alone_s, err);
+    int rc = kvd__pool_check(m->pool, err);
+    if (!rc)
+        rc = pair_seconds(m, kv_type, 1, &r->pair_alone_s, err);
     if (!rc)
         rc = pair_seconds(m, kv_type, chunk, &r->pair_chunk_s, err);
     for (int i = 0; !rc && i < KVD__RATE_POINTS; i++) {
         r->rows[i] = points[i];
         if (i > 1 && r->rows_s[i - 1] > 0.3) /* a large model: more rows cost in proportion */
             r->rows_s[i] = r->rows_s[i - 1] * (double)points[i] / (double)points[i - 1];
-        else if (!(rc = least_seconds(m, &s, points[i], 0, &r->rows_s[i], err)))
+        else if (!(rc = typical_seconds(m, &s, points[i], 0, &r->rows_s[i], err)))
             rows_alone(r, i);
     }
-    if (!rc && !(rc = least_seconds(m, &s, 1, 1, &with_head, err)))
+    if (!rc && !(rc = typical_seconds(m, &s, 1, 1, &with_head, err)))
         r->head_s = with_head > r->rows_s[0] ? with_head - r->rows_s[0] : 0;
     return rc;
 }

@@ -9,7 +9,7 @@ enum { N_FAMILIES = sizeof families / sizeof families[0] };
 
 /* About those of a small model on two cores. */
 static const kvd_plan_rates rates = {.rows = {1, 4, 16, 64, 256}, .rows_s = {0.006, 0.008, 0.02, 0.06, 0.22}, .head_s = 0.001,
-                                     .pair_alone_s = 4e-7, .pair_chunk_s = 1e-7, .disk_read_bytes_s = 1e9, .disk_write_bytes_s = 5e8};
+                                     .pair_alone_s = 4e-7, .pair_chunk_s = 1e-7, .disk_segment_s = 3e-5, .disk_read_bytes_s = 1e9, .disk_write_bytes_s = 5e8};
 
 static kvd_kv_shape random_shape(void)
 {
@@ -96,9 +96,9 @@ static void more_memory_is_not_slower(void **state)
             for (int t = 0; t < KVD_TIER_COUNT; t++) {
                 if (last[t].fits) {
                     assert_true(p[t].fits);
-                    check(p[t].decode_tokens_per_s >= last[t].decode_tokens_per_s * (1 - 1e-9), "case %d, %s at %d/32: %g after %g", i,
-                          kvd__tier_name((kvd_tier)t), k, p[t].decode_tokens_per_s, last[t].decode_tokens_per_s);
                     /* On disk a longer piece of the prompt may cost a few blocks. */
+                    check(p[t].decode_tokens_per_s >= last[t].decode_tokens_per_s * (t == KVD_TIER_DISK ? 0.98 : 1 - 1e-9), "case %d, %s at %d/32: %g after %g", i,
+                          kvd__tier_name((kvd_tier)t), k, p[t].decode_tokens_per_s, last[t].decode_tokens_per_s);
                     check(t == KVD_TIER_DISK || p[t].resident_tokens >= last[t].resident_tokens, "case %d, %s at %d/32: %lld resident after %lld",
                           i, kvd__tier_name((kvd_tier)t), k, (long long)p[t].resident_tokens, (long long)last[t].resident_tokens);
                 }
