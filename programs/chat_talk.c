@@ -256,6 +256,8 @@ static int generate(talk *t, const int32_t *ids, int64_t n, kvd_generate_options
     cost->cancelled = rc == KVD_E_CANCELLED && r->n_tokens == 0;
     if (rc == KVD_E_BUDGET)
         return cli_fail(EXIT_RESOURCES, "%s: %s; /reset begins anew", r->n_tokens ? "the answer breaks off" : "not sent", err.message);
+    if (rc == KVD_E_IO) /* no file of the user's: there is just no disk to be had */
+        return cli_fail(EXIT_RESOURCES, "not sent: %s", err.message);
     return rc && rc != KVD_E_CANCELLED ? cli_error("", &err) : 0;
 }
 

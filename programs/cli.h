@@ -75,6 +75,8 @@ typedef struct cli {
     kvd_logit_bias bias[256];
     char cache_dir[4096];
     kvd_rates rates; /* of --evict-to auto */
+    const char *tier; /* what it will take, and how fast decoding will be, if that is known */
+    double expected_tokens_s;
     const char *words[4]; /* what stands without an option */
     int n_words;
 } cli;
@@ -121,7 +123,8 @@ int cli_choose_tier(cli *c, kvd_model *m, int64_t n_prompt, int64_t n_tokens);
 void cli_catch_interrupt(void);
 bool cli_interrupted(void);
 
-/* One line on stderr before the work: tier, budget, T_max. */
+/* One line on stderr before the work: tier, budget, T_max, and the rate that the planner
+ * expects. */
 void cli_first_line(const cli *c, const kvd_model *m);
 /* The longest context of the model under its budget and these options. */
 int64_t cli_max_tokens(const cli *c, const kvd_model *m);

@@ -172,7 +172,7 @@ int cmd_bench(int argc, char **argv)
         return rc;
     bench b = {0};
     cli_progress_allow(!c.quiet);
-    if ((rc = cli_load(&c, true, &b.m)))
+    if ((rc = cli_spill_dir(&c)) || (rc = cli_load(&c, true, &b.m)))
         return rc;
     cli_catch_interrupt();
     kvd_model_info info;

@@ -286,7 +286,9 @@ int cmd_chat(int argc, char **argv)
     cli_progress_allow(!k.c.quiet);
     if ((rc = cli_spill_dir(&k.c)) || (rc = cli_load(&k.c, true, &k.m)))
         return rc;
-    if (!(rc = cli_choose_tier(&k.c, k.m, 1, trained_context(k.m))))
+    rc = cli_choose_tier(&k.c, k.m, 1, trained_context(k.m));
+    k.c.expected_tokens_s = 0; /* a conversation that grows has no one rate */
+    if (!rc)
         rc = talk_create(&k.talk, k.m, &k.c);
     if (!rc && !(k.line = line_open()))
         rc = cli_fail(EXIT_RESOURCES, "out of memory");

@@ -148,10 +148,10 @@ int cmd_plan(int argc, char **argv)
         return cli_fail(EXIT_USAGE, "no length: --context N");
     if (cli_lossy(c.so.policy))
         return cli_fail(EXIT_USAGE, "plan is of exact policies: a lossy one keeps --kv-tokens and needs no tier");
-    if (c.so.evict_to != KVD_EVICT_RECOMPUTE && !c.so.spill_dir)
-        cli_spill_dir(&c);
     if (c.output && cli_ending(c.output, drawings) >= 0 && !lab_can_draw())
         return cli_fail(EXIT_RESOURCES, "-o %s: no gnuplot in PATH to draw it (another name: TSV)", c.output);
+    if ((rc = cli_spill_dir(&c))) /* also the folder of the rates */
+        return rc;
     planning p = {.c = &c};
     kvd_error err;
     int64_t budget = c.mo.kv_budget_bytes;

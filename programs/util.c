@@ -234,9 +234,11 @@ void cli_first_line(const cli *c, const kvd_model *m)
         fprintf(stderr, "kvd: %s, LOSSY: a token sees %lld positions at most%s, the others are forgotten", kvd_policy_name(c->so.policy),
                 (long long)c->so.kv_tokens, c->so.positions == KVD_POSITIONS_RENUMBER ? ", renumbered" : "");
     else
-        fprintf(stderr, "kvd: kv-direct (%s%s)", tier, c->so.kv_tokens >= 0 ? ", --kv-tokens" : "");
-    fprintf(stderr, ", budget %s, T_max %lld tokens\n",
-            budget ? cli_size(budget, size) : "none", (long long)cli_max_tokens(c, m));
+        fprintf(stderr, "kvd: kv-direct (%s%s%s%s)", tier, c->tier ? ": " : "", c->tier ? c->tier : "", c->so.kv_tokens >= 0 ? ", --kv-tokens" : "");
+    fprintf(stderr, ", budget %s, T_max %lld tokens", budget ? cli_size(budget, size) : "none", (long long)cli_max_tokens(c, m));
+    if (c->expected_tokens_s > 0)
+        fprintf(stderr, ", about %.*f tokens/s expected", c->expected_tokens_s < 10 ? 1 : 0, c->expected_tokens_s);
+    fputc('\n', stderr);
 }
 
 /* ---- the process's memory ------------------------------------------------------------------ */

@@ -64,6 +64,8 @@ static int64_t cgroups_room(void)
         for (;;) {
             room = least(room, v2 ? cgroup_room(dir, "memory.max", "memory.current", "inactive_file ")
                                   : cgroup_room(dir, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "));
+            if (v2) /* nothing is killed above it, but all is slowed to a crawl */
+                room = least(room, cgroup_room(dir, "memory.high", "memory.current", "inactive_file "));
             char *slash = strrchr(dir, '/');
             if (!slash || strlen(dir) <= strlen(root))
                 break;

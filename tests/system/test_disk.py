@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """The disk tier and `kvd plan` from outside: the same answer wherever evicted K and V come from, nothing left behind,
 and a folder that does not serve is said before the work."""
+import contextlib
+import ctypes
 import fcntl
 import glob
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 
@@ -104,13 +107,130 @@ def a_folder_in_memory_is_refused_or_not_used():
 @h.test
 def folders_that_can_not_be_are_refused():
     model, file = h.tiny(), h.write("a file", "x")
-    folders = ["/nowhere/at/all", file, "/proc"]
+    fifo, loop = os.path.join(h.folder(), "a pipe"), os.path.join(h.folder(), "a loop")
+    os.mkfifo(fifo)  # opening it must not wait for a writer
+    os.symlink(loop, loop)
+    folders = ["/nowhere/at/all", file, "/proc", "/sys", fifo, loop, "/dev/null"]
     if os.getuid():
         locked = os.path.join(h.folder(), "locked")
         os.makedirs(locked, 0o500, exist_ok=True)
         folders.append(locked)
     for folder in folders:
         h.refused(h.RESOURCES, "run", "-m", model, *ARGS, "--kv-tokens", 32, "--evict-to", "disk", "--spill-dir", folder, names=(folder,))
+    # However long the name is, why it does not serve is said, in one line.
+    for folder in ("/" + "x" * 200, "/" + "x/" * 1500, "/" + "x" * 5000, "a\nb\x1b[31m"):
+        r = h.refused(h.RESOURCES, "run", "-m", model, *ARGS, "--kv-tokens", 32, "--evict-to", "disk", "--spill-dir", folder)
+        h.check(r.err.rstrip().endswith(("No such file or directory", "File name too long")), f"the reason is cut off\n{r}")
+    # Without the option it is the user's cache folder, for bench too.
+    h.kvd("bench", "-p", "40", "-n", "4", "-r", "1", "-m", model, "--kv-tokens", 16, "--evict-to", "disk", env=cache("cache"), expect=h.DONE)
+
+
+@h.test
+def a_relative_folder_is_that_of_the_start():
+    os.makedirs(os.path.join(spill_folder(), "below"))
+    full = h.run_json(h.tiny(), *ARGS, "--policy", "full")
+    for folder in ("below", "./below/", "below/../below", "."):
+        r = h.run_json(h.tiny(), *ARGS, "--kv-tokens", 32, "--evict-to", "disk", "--spill-dir", folder, cwd=spill_folder())
+        h.equal(r["receipt"], full["receipt"], f"receipt with {folder}")
+        h.check(r["kv"]["disk"]["in_use"], "no disk in use")
+    os.rmdir(os.path.join(spill_folder(), "below"))
+    empty(spill_folder())
+
+
+@h.test
+def two_processes_share_a_folder():
+    full = h.run_json(h.tiny(), *ARGS, "--policy", "full")
+    command = [h.KVD, "run", "-m", h.tiny(), "--json", *ARGS, "--kv-tokens", "32", "--evict-to", "disk", "--spill-dir", spill_folder()]
+    both = [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+    for p in both:
+        out, err = p.communicate(timeout=h.TIMEOUT_S)
+        h.equal(p.returncode, h.DONE, f"exit: {err}")
+        h.equal(json.loads(out)["receipt"], full["receipt"], "receipt")
+    empty(spill_folder())
+
+
+@contextlib.contextmanager
+def small_disk(megabytes, read_only=False):
+    """A file system of its own, gone with this process: in a mount namespace, by way of a loop device."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    image, folder = os.path.join(spill_folder(), "..", "disk.img"), os.path.join(h.folder(), "small disk")
+    with open(image, "wb") as f:
+        f.truncate(megabytes << 20)
+    os.makedirs(folder, exist_ok=True)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False}
+    if os.getuid() or not shutil.which("mkfs.ext4") or libc.unshare(0x20000):  # CLONE_NEWNS
+        h.skip("no small file system: it needs root, a mount namespace and mkfs.ext4")
+    subprocess.run(["mount", "--make-rprivate", "/"], **quiet)
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal", image], **quiet)
+    if subprocess.run(["mount", "-o", "loop" + (",ro" if read_only else ""), image, folder], **quiet).returncode:
+        h.skip("no small file system: a loop device can not be mounted")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], **quiet)
+        os.unlink(image)
+
+
+@h.test
+def a_read_only_disk_is_refused_or_not_used():
+    full = h.run_json(h.tiny(), *ARGS, "--policy", "full")
+    with small_disk(8, read_only=True) as folder:
+        h.refused(h.RESOURCES, "run", "-m", h.tiny(), *ARGS, "--kv-tokens", 32, "--evict-to", "disk", "--spill-dir", folder,
+                  names=(folder, "Read-only"))
+        r = h.run_json(h.tiny(), *ARGS, "--kv-tokens", 32, "--spill-dir", folder, env=cache("cache"))
+        h.equal(r["receipt"], full["receipt"], "receipt with auto")
+        h.check(r["kv"]["recomputed_tokens"] > 0, "nothing recomputed")
+
+
+@h.test
+def a_full_disk_is_refused_or_not_used():
+    full = h.run_json(h.tiny(), *ARGS, "--policy", "full")
+    with small_disk(8) as folder:
+        filler = os.path.join(folder, "filler")
+        with open(filler, "wb") as f, contextlib.suppress(OSError):
+            while True:
+                f.write(b"x" * 4096)
+                f.flush()
+        before = os.statvfs(folder).f_bavail
+        h.refused(h.RESOURCES, "run", "-m", h.tiny(), *ARGS, "--kv-tokens", 32, "--evict-to", "disk", "--spill-dir", folder,
+                  names=(folder, "No space"))
+        r = h.run_json(h.tiny(), *ARGS, "--kv-tokens", 32, "--spill-dir", folder, env=cache("cache"))
+        h.equal(r["receipt"], full["receipt"], "receipt with auto")
+        h.check(r["kv"]["recomputed_tokens"] > 0, "nothing recomputed")
+        h.equal(os.statvfs(folder).f_bavail, before, "free blocks afterwards")
+        os.unlink(filler)
+        free = os.statvfs(folder).f_bavail
+        r = h.run_json(h.tiny(), *ARGS, "--kv-tokens", 32, "--evict-to", "disk", "--spill-dir", folder)
+        h.equal(r["receipt"], full["receipt"], "receipt on disk")
+        h.equal(os.statvfs(folder).f_bavail, free, "free blocks afterwards")
+
+
+@h.test
+def a_disk_that_fills_up_meanwhile_does_no_harm():
+    """The space is reserved: what others write later takes nothing of it."""
+    with small_disk(16) as folder:
+        p, fd, first = begin(folder)
+        with open(os.path.join(folder, "filler"), "wb") as f, contextlib.suppress(OSError):
+            while True:
+                f.write(b"x" * 4096)
+                f.flush()
+        out, err, code = end(p, fd, first)
+        h.equal(code, h.DONE, f"exit\n{err}")
+        h.check("given up" not in err, f"the disk tier was given up\n{err}")
+        h.equal(out, whole_text(), "text")
+
+
+@h.test
+def a_folder_that_is_removed_does_no_harm():
+    folder = os.path.join(spill_folder(), "to be removed")
+    os.mkdir(folder)
+    p, fd, first = begin(folder)
+    os.rmdir(folder)
+    out, err, code = end(p, fd, first)
+    h.equal(code, h.DONE, f"exit\n{err}")
+    h.check("given up" not in err, f"the disk tier was given up\n{err}")
+    h.equal(out, whole_text(), "text")
+    empty(spill_folder())
 
 
 @h.test
@@ -123,27 +243,58 @@ def a_disk_without_room_is_refused():
     h.equal(r.out, b"", "output")
 
 
+# A run that is in the middle of it for as long as nobody reads: it has more to say than its pipe takes.
+LONG = ("--raw", "-p", PROMPT, "-n", "3500", "--ignore-eos", "--threads", "2")
+_whole = None
+
+
+def long_model():
+    return h.tiny("--context", "4000")
+
+
+def whole_text():
+    global _whole
+    if _whole is None:
+        _whole = h.kvd("run", "-m", long_model(), *LONG, "--quiet", "--policy", "full", expect=h.DONE).out
+        h.check(len(_whole) > 6000, f"{len(_whole)} bytes of text: too short for the pipe")
+    return _whole
+
+
+def begin(folder, *args):
+    """The process, the pipe's end and the first byte: it has begun, and written what the prompt left."""
+    command = [h.KVD, "run", "-m", long_model(), *LONG, "--kv-tokens", "32", "--evict-to", "disk", "--spill-dir", folder, *args]
+    read_end, write_end = os.pipe()
+    fcntl.fcntl(write_end, 1031, 4096)  # F_SETPIPE_SZ
+    p = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=write_end, stderr=subprocess.PIPE)
+    os.close(write_end)
+    return p, read_end, os.read(read_end, 1)
+
+
+def end(p, fd, out):
+    """All that it says, and how it ends."""
+    while part := os.read(fd, 65536):
+        out += part
+    os.close(fd)
+    err = p.stderr.read().decode(errors="replace")
+    p.stderr.close()
+    return out, err, p.wait(h.TIMEOUT_S)
+
+
 @h.test
 def nothing_is_left_after_signals():
     folder = spill_folder()
     for sig, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, h.INTERRUPTED), (signal.SIGTERM, h.INTERRUPTED)):
-        command = [h.KVD, "run", "-m", h.tiny("--context", "4000"), "--raw", "-p", PROMPT, "-n", "3000", "--ignore-eos", "--kv-tokens", "32",
-                   "--evict-to", "disk", "--spill-dir", folder]
-        read_end, write_end = os.pipe()
-        fcntl.fcntl(write_end, 1031, 4096)  # F_SETPIPE_SZ: it can not finish
-        p = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=write_end, stderr=subprocess.PIPE)
-        os.close(write_end)
-        os.read(read_end, 1)  # it has begun, and written what the prompt left
+        p, fd, first = begin(folder)
         spills = [f for f in (os.readlink(f) for f in glob.glob(f"/proc/{p.pid}/fd/*")) if f.startswith(folder)]
         h.equal(len(spills), 1, f"open files in the folder: {spills}")
         h.check("(deleted)" in spills[0], f"it has a name: {spills}")
         empty(folder)
         p.send_signal(sig)
-        while os.read(read_end, 65536):
-            pass
-        os.close(read_end)
-        p.stderr.close()
-        h.equal(p.wait(h.TIMEOUT_S), code, f"exit after {sig.name}")
+        out, err, got = end(p, fd, first)
+        h.equal(got, code, f"exit after {sig.name}\n{err}")
+        # What there is was printed: a beginning of the answer, and a whole line.
+        text = out[:-1] if sig != signal.SIGKILL and out.endswith(b"\n") else out
+        h.check(0 < len(text) < len(whole_text()) and whole_text().startswith(text), f"after {sig.name}: {out[-60:]!r}")
         empty(folder)
 
 

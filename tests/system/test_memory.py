@@ -3,7 +3,10 @@
 
 The formula is written here once more, from the page and not from the code.
 """
+import contextlib
+import os
 import resource
+import signal
 
 import harness as h
 
@@ -183,6 +186,82 @@ def address_space_just_above_load_and_budget_suffices():
     too_much = limited(high, "--policy", "full")
     h.check(need - budget > 1 << 21, "the model is too small for the test to tell")
     h.equal(too_much.code, h.RESOURCES, f"exit of --policy full\n{too_much}")
+
+
+# ---- a cgroup -----------------------------------------------------------------------------
+
+
+def write_to(path, value):
+    with open(path, "w", encoding="ascii") as f:
+        f.write(str(value))
+
+
+def groups():
+    """Folders of memory cgroups in which another one might be made, and the version: this process's own, and the root."""
+    found = []
+    with open("/proc/self/cgroup", encoding="utf-8") as f:
+        for line in f:
+            _, controllers, path = line.rstrip("\n").split(":", 2)
+            version = 1 if "memory" in controllers.split(",") else 2 if not controllers else 0
+            root = {0: None, 1: "/sys/fs/cgroup/memory", 2: "/sys/fs/cgroup"}[version]
+            if root:
+                found += [(root + path.rstrip("/"), version), (root, version)]
+    return found
+
+
+def make_group(limit):
+    """A new memory cgroup with this limit and no swap, or a skip."""
+    for parent, version in groups():
+        folder = f"{parent}/kvd-test-{os.getpid()}"
+        try:
+            os.mkdir(folder)
+        except OSError:
+            continue
+        try:
+            write_to(folder + ("/memory.max" if version == 2 else "/memory.limit_in_bytes"), limit)
+            with contextlib.suppress(OSError):  # where swap is not counted there may be none
+                write_to(folder + ("/memory.swap.max" if version == 2 else "/memory.memsw.limit_in_bytes"), 0 if version == 2 else limit)
+            return folder
+        except OSError:
+            os.rmdir(folder)
+    return h.skip("no memory cgroup can be made here (it needs root, or a delegated cgroup)")
+
+
+@h.test
+def a_cgroup_that_holds_base_and_budget_suffices():
+    if h.SANITIZED:
+        h.skip("a cgroup's limit under a sanitizer")
+    model = h.tiny("--layers", "16", "--d", "256", "--context", "8192")
+    prompt = h.write("longer.txt", PROMPT * 16)
+    args = ("run", "-m", model, "--evict-to", "recompute", "--json", "--raw", "-f", prompt, "-n", "2", "--ignore-eos",
+            "--kv-type", "f32", "--threads", "1", "--chunk", "32")
+    full = h.kvd(*args, "--policy", "full", expect=h.DONE).json()
+    need, slack = full["kv"]["peak_bytes"], 8 << 20  # beside what is loaded: page tables, the pages of files
+    budget = need // 2
+    limit = full["process_loaded_bytes"] + slack + budget
+    h.check(need - budget > 2 * slack, f"{need} bytes: the model is too small for the test to tell")
+    group = make_group(limit)
+
+    def join():
+        write_to(group + "/cgroup.procs", os.getpid())
+
+    try:
+        r = h.kvd(*args, "--kv-budget", budget, preexec_fn=join, expect=h.DONE).json()
+        h.equal(r["tokens"], full["tokens"], "tokens")
+        h.check(r["kv"]["peak_bytes"] <= budget, "the peak passes the budget")
+        # Left to itself it sees the group's limit and not the machine's memory.
+        r = h.kvd(*args, preexec_fn=join, expect=h.DONE).json()
+        h.equal(r["tokens"], full["tokens"], "tokens without --kv-budget")
+        h.check(0 < r["kv"]["budget_bytes"] <= limit // 2, f"a budget of {r['kv']['budget_bytes']}, the group has {limit}")
+        h.refused(h.RESOURCES, *args, "--policy", "full", preexec_fn=join)
+        # And the limit is real: to keep more than that is the end of the process.
+        try:
+            r = h.kvd(*args, "--policy", "full", "--kv-budget", "8G", preexec_fn=join)
+            h.equal(r.code, h.RESOURCES, f"exit of a process that keeps everything\n{r}")
+        except h.Failure as e:
+            h.check(f"killed by signal {int(signal.SIGKILL)}" in str(e), f"{e}")
+    finally:
+        os.rmdir(group)
 
 
 h.main()
