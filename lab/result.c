@@ -124,9 +124,9 @@ static void real_text(double x, int decimals, char *out, size_t size)
 }
 
 /* What would break a line or command a terminal, by number. */
-static void plain_text(const char *s, char *out, size_t size)
+static void plain_text(const char *s, size_t n, char *out, size_t size)
 {
-    size_t n = strlen(s), len = 0;
+    size_t len = 0;
     for (size_t i = 0, k; i < n; i += k) {
         k = lab_utf8(s + i, n - i);
         unsigned char c = (unsigned char)s[i];
@@ -152,7 +152,7 @@ static void plain_text(const char *s, char *out, size_t size)
 void lab_cell(const json_t *cell, int decimals, char *out, size_t size)
 {
     if (json_is_string(cell))
-        plain_text(json_string_value(cell), out, size);
+        plain_text(json_string_value(cell), json_string_length(cell), out, size);
     else if (json_is_integer(cell))
         snprintf(out, size, "%" JSON_INTEGER_FORMAT, json_integer_value(cell));
     else if (json_is_real(cell))
@@ -169,9 +169,10 @@ static void tsv_cell(const json_t *cell, FILE *out)
 {
     char text[64];
     if (json_is_string(cell)) {
-        for (const char *s = json_string_value(cell); *s; s++)
-            if (*s == '\t' || *s == '\n' || *s == '\r' || *s == '\\')
-                fprintf(out, "\\%c", *s == '\t' ? 't' : *s == '\n' ? 'n' : *s == '\r' ? 'r' : '\\');
+        const char *end = json_string_value(cell) + json_string_length(cell);
+        for (const char *s = json_string_value(cell); s < end; s++)
+            if (*s == '\t' || *s == '\n' || *s == '\r' || *s == '\\' || !*s)
+                fprintf(out, "\\%c", *s == '\t' ? 't' : *s == '\n' ? 'n' : *s == '\r' ? 'r' : *s ? '\\' : '0');
             else
                 fputc(*s, out);
     } else if (json_is_boolean(cell))

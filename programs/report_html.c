@@ -24,7 +24,16 @@ void html_text(FILE *f, const char *s)
         }
 }
 
-void html_json(FILE *f, const json_t *string) { html_text(f, json_string_value(string)); }
+void html_json(FILE *f, const json_t *string)
+{
+    const char *s = json_string_value(string), *end = s ? s + json_string_length(string) : NULL;
+    while (s < end) { /* a NUL may be in it */
+        html_text(f, s);
+        s += strlen(s);
+        if (s < end)
+            fputs("\xef\xbf\xbd", f), s++;
+    }
+}
 
 /* ---- tables -------------------------------------------------------------------------- */
 

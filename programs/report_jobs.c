@@ -194,7 +194,7 @@ bool report_is_done(const report *r, const report_model *m, const report_job *j)
 {
     static const char *const same[] = {"report", "experiment", "command", "data"};
     char *path = path_of(r, m, j);
-    json_t *there = path ? json_load_file(path, 0, NULL) : NULL, *ours = report_entry(r, m, j);
+    json_t *there = path ? json_load_file(path, JSON_ALLOW_NUL, NULL) : NULL, *ours = report_entry(r, m, j);
     bool done = json_is_object(json_object_get(there, "result")) && json_equal(fingerprint_of(there), fingerprint_of(ours));
     for (size_t i = 0; done && i < sizeof same / sizeof same[0]; i++)
         done = json_equal(json_object_get(there, same[i]), json_object_get(ours, same[i]));
@@ -227,14 +227,14 @@ static void fail_entry(report *r, json_t *entry, const char *why)
 /* What the child left, into the entry. */
 static void take(report *r, json_t *entry, report_child *c)
 {
-    json_error_t e;
-    json_t *result = c->exit_code == 0 || c->exit_code == EXIT_CHECK ? json_loadb(c->out ? c->out : "", c->n_out, 0, &e) : NULL;
+    json_error_t e = {.text = ""};
+    json_t *result = c->exit_code == 0 || c->exit_code == EXIT_CHECK ? json_loadb(c->out ? c->out : "", c->n_out, JSON_ALLOW_NUL, &e) : NULL;
     json_object_set_new(entry, "seconds", json_real(c->seconds));
     json_object_set_new(entry, "exit", json_integer(c->exit_code));
     if (json_is_object(result))
         json_object_set(entry, "result", result);
     else
-        fail_entry(r, entry, *c->message ? c->message : "no JSON came out");
+        fail_entry(r, entry, *c->message ? c->message : *e.text ? e.text : "no JSON came out");
     if (c->exit_code)
         r->failed = true;
     json_decref(result);
@@ -381,7 +381,7 @@ json_t *report_load(const report *r, json_t **problems)
     for (int i = 0; i < n; i++) {
         char *path = NULL;
         json_error_t e = {.text = "out of memory"};
-        json_t *o = asprintf(&path, "%s/%s", folder, names[i]->d_name) < 0 ? NULL : json_load_file(path, 0, &e);
+        json_t *o = asprintf(&path, "%s/%s", folder, names[i]->d_name) < 0 ? NULL : json_load_file(path, JSON_ALLOW_NUL, &e);
         if (is_entry(o))
             json_array_append(list, o);
         else {

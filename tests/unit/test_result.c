@@ -130,6 +130,7 @@ static void cells(void **state)
     check_cell(json_true(), 0, "yes");
     check_cell(json_null(), 0, "-");
     check_cell(json_string("a\nb\t\x1b["), 0, "a\\nb\\t\\x1b[");
+    check_cell(json_stringn("a\0b", 3), 0, "a\\x00b");
     char small[8];
     json_t *s = json_string("\xc3\xa4\xc3\xa4\xc3\xa4\xc3\xa4\xc3\xa4");
     lab_cell(s, 0, small, sizeof small); /* cut between characters */
