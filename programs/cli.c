@@ -483,7 +483,7 @@ int cli_parse(cli *c, int argc, char **argv, const char *command, unsigned group
     }
     c->go.stop = c->stop;
     c->go.sampling.bias = c->bias;
-    if ((groups & (OPT_MODEL | OPT_REPORT)) && !c->model)
+    if ((groups & OPT_MODEL) && !c->model)
         return cli_fail(EXIT_USAGE, "no model: -m FILE (kvd %s --help)", command);
     if (c->prompt && c->file)
         return cli_fail(EXIT_USAGE, "-p and -f exclude each other");

@@ -2,8 +2,8 @@
  *
  * Each experiment is a child process of this program, and what it printed is kept in
  * DIR/data. What is there already is not run again, so a report that was interrupted
- * goes on where it stopped, another model costs only its own experiments, and the page
- * can be made anew from the data alone. The page shows all that lies in DIR/data, also
+ * goes on where it stopped, another model costs only its own experiments, and without a
+ * model the page is made anew from the data alone. The page shows all that lies in DIR/data, also
  * of models that are not named this time. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -95,12 +95,21 @@ static int make_folders(const char *dir)
     return code ? code : make_folder(dir, "png");
 }
 
+static bool has_data(const char *dir)
+{
+    char path[4200];
+    int n = snprintf(path, sizeof path, "%s/data", dir);
+    return n > 0 && (size_t)n < sizeof path && !access(path, R_OK | X_OK);
+}
+
 static int check(const cli *c)
 {
     if (!c->output)
         return cli_fail(EXIT_USAGE, "no folder: -o DIR (kvd report --help)");
     if (c->quick && c->full)
         return cli_fail(EXIT_USAGE, "--quick and --full exclude each other");
+    if (!c->n_models && !has_data(c->output))
+        return cli_fail(EXIT_USAGE, "no model: -m FILE (without one the page is made of what is in DIR/data; kvd report --help)");
     for (int i = 0; i < c->n_again; i++)
         if (strcmp(c->again[i], "all") && !report_find_job(c->again[i])) {
             char names[256] = "all";

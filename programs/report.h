@@ -44,7 +44,8 @@ typedef struct report {
 /* ---- jobs (report_jobs.c) ------------------------------------------------------- */
 
 typedef struct report_job {
-    const char *name, *args[8]; /* after "kvd"; NULL ends them */
+    const char *name, *title;
+    const char *args[6];        /* after "kvd"; NULL ends them */
     unsigned flags;             /* JOB_* */
     double cost;                /* about how long, in any unit, for a model of one size */
 } report_job;

@@ -15,21 +15,21 @@
 
 /* Costs: seconds of SmolLM2-135M on two cores, of the report without --quick or --full. */
 const report_job report_jobs[] = {
-    {"memory", {NULL}, JOB_OWN, 0},
-    {"verify", {"verify", NULL}, JOB_FULL | JOB_WINDOW, 60},
-    {"generation", {"lab", "generation", NULL}, 0, 5},
-    {"patch", {"patch", "--at", "last", NULL}, 0, 5},
-    {"patch-all", {"patch", "--at", "all", NULL}, 0, 5},
-    {"patch-kv", {"patch", "--what", "kv", NULL}, 0, 10},
-    {"perplexity", {"eval", "perplexity", "--policies", "paper", NULL}, JOB_TEXT, 120},
-    {"hellaswag", {"eval", "hellaswag", "--policies", "paper", NULL}, JOB_TASKS, 120},
-    {"multiturn", {"lab", "multiturn", NULL}, 0, 30},
-    {"baselines", {"lab", "baselines", NULL}, JOB_OWN_TEXT, 120},
-    {"sweep", {"lab", "sweep", NULL}, JOB_OWN_TEXT, 30},
-    {"rank", {"lab", "rank", NULL}, 0, 5},
-    {"truncate", {"lab", "truncate", NULL}, 0, 60},
-    {"latency", {"lab", "latency", NULL}, 0, 60},
-    {NULL, {NULL}, 0, 0},
+    {"memory", "Bytes per token", {"info", NULL}, JOB_OWN, 0},
+    {"verify", "Reconstruction, and receipts", {"verify", NULL}, JOB_FULL | JOB_WINDOW, 60},
+    {"generation", "Cached against from scratch", {"lab", "generation", NULL}, 0, 5},
+    {"patch", "The residual of the last position", {"patch", "--at", "last", NULL}, 0, 5},
+    {"patch-all", "The residuals of all positions", {"patch", "--at", "all", NULL}, 0, 5},
+    {"patch-kv", "Keys and values", {"patch", "--what", "kv", NULL}, 0, 10},
+    {"perplexity", "Perplexity", {"eval", "perplexity", "--policies", "paper", NULL}, JOB_TEXT, 120},
+    {"hellaswag", "HellaSwag", {"eval", "hellaswag", "--policies", "paper", NULL}, JOB_TASKS, 120},
+    {"multiturn", "A conversation", {"lab", "multiturn", NULL}, 0, 30},
+    {"baselines", "Policies by budget", {"lab", "baselines", NULL}, JOB_OWN_TEXT, 120},
+    {"sweep", "Windows", {"lab", "sweep", NULL}, JOB_OWN_TEXT, 30},
+    {"rank", "Effective rank", {"lab", "rank", NULL}, 0, 5},
+    {"truncate", "Truncated projections", {"lab", "truncate", NULL}, 0, 60},
+    {"latency", "Times", {"lab", "latency", NULL}, 0, 60},
+    {NULL, NULL, {NULL}, 0, 0},
 };
 
 const report_job *report_find_job(const char *name)
@@ -128,6 +128,8 @@ static words command_of(const report *r, const report_model *m, const report_job
     for (int i = 0; j->args[i]; i++)
         add(&w, "%s", j->args[i]);
     add(&w, "-m"), add(&w, "%s", paths ? m->path : m->file);
+    if (j->flags & JOB_OWN)
+        return w; /* nothing else says it to this command */
     if (data)
         add(&w, "-f"), add(&w, "%s", paths ? data : base_name(data));
     add_limits(r, j, &w);

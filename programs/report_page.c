@@ -36,14 +36,6 @@ static void put_model(FILE *f, const json_t *entry)
     html_text(f, name);
 }
 
-static bool belongs(const report_chapter *ch, const json_t *entry)
-{
-    for (int i = 0; ch->jobs[i]; i++)
-        if (!strcmp(ch->jobs[i], text_at(entry, "experiment")))
-            return true;
-    return false;
-}
-
 /* "MODEL-EXPERIMENT-PART": of a file in tsv/ or png/. */
 static void part_name(const json_t *entry, const char *part, const char *ending, char *out, size_t size)
 {
@@ -98,30 +90,64 @@ static void entry_verdicts(FILE *f, const json_t *shown)
     fputs("</table></div>\n", f);
 }
 
-static void summary_rows(page *p, const report_chapter *ch)
+/* The rows that say the same of several models stand together; what they are about
+ * stands before the first. */
+static void summary_row(page *p, const char *what, const json_t *entry, const json_t *row, bool first)
+{
+    fputs("<tr><td>", p->f);
+    html_text(p->f, first ? what : "");
+    fputs("</td><td data-l=\"model\">", p->f);
+    put_model(p->f, entry);
+    fputs("</td>", p->f);
+    verdict_cells(p->f, row);
+}
+
+/* All rows of a job, of all models, that are about what. */
+static void rows_about(page *p, const char *job, const char *what)
 {
     size_t i, k;
     json_t *entry, *row;
+    bool first = true;
+    json_array_foreach(p->entries, i, entry)
+        if (!strcmp(text_at(entry, "experiment"), job))
+            json_array_foreach(json_object_get(json_object_get(entry, "shown"), "paper_rows"), k, row)
+                if (!strcmp(text_at(row, "what"), what)) {
+                    summary_row(p, what, entry, row, first);
+                    first = false;
+                }
+}
+
+static void rows_of_job(page *p, const char *job)
+{
+    json_t *seen = json_object(), *entry, *row;
+    size_t i, k;
     json_array_foreach(p->entries, i, entry) {
-        if (!belongs(ch, entry))
+        if (strcmp(text_at(entry, "experiment"), job))
             continue;
         json_array_foreach(json_object_get(json_object_get(entry, "shown"), "paper_rows"), k, row) {
-            fprintf(p->f, "<tr><td><a href=\"#%s\">%s</a>: ", ch->id, ch->title);
-            html_text(p->f, text_at(row, "what"));
-            fputs("</td><td data-l=\"model\">", p->f);
-            put_model(p->f, entry);
-            fputs("</td>", p->f);
-            verdict_cells(p->f, row);
+            const char *what = text_at(row, "what");
+            if (!json_object_get(seen, what))
+                rows_about(p, job, what);
+            json_object_set_new(seen, what, json_true());
         }
         if (json_object_get(entry, "failed")) {
-            fprintf(p->f, "<tr><td><a href=\"#%s\">%s</a>: ", ch->id, ch->title);
-            html_text(p->f, text_at(entry, "experiment"));
-            fputs("</td><td data-l=\"model\">", p->f);
+            fprintf(p->f, "<tr><td>%s</td><td data-l=\"model\">", report_find_job(job)->title);
             put_model(p->f, entry);
             fputs("</td><td></td><td></td><td class=\"v differs\">failed</td><td>", p->f);
             html_text(p->f, text_at(entry, "failed"));
             fputs("</td></tr>\n", p->f);
         }
+    }
+    json_decref(seen);
+}
+
+static void summary_rows(page *p, const report_chapter *ch)
+{
+    fprintf(p->f, "<tr class=g><td colspan=6><a href=\"#%s\">%s</a> <span class=dim>(%s)</span></td></tr>\n", ch->id, ch->title, ch->section);
+    for (int i = 0; ch->jobs[i]; i++) {
+        if (ch->jobs[1])
+            fprintf(p->f, "<tr class=j><td colspan=6><a href=\"#%s\">%s</a></td></tr>\n", ch->jobs[i], report_find_job(ch->jobs[i])->title);
+        rows_of_job(p, ch->jobs[i]);
     }
 }
 
@@ -318,7 +344,7 @@ static int put_chapter(page *p, const report_chapter *ch)
         size_t i;
         json_t *entry;
         if (ch->jobs[1])
-            fprintf(p->f, "<h3>%s</h3>\n", ch->jobs[k]);
+            fprintf(p->f, "<h3 id=\"%s\">%s</h3>\n", ch->jobs[k], report_find_job(ch->jobs[k])->title);
         json_array_foreach(p->entries, i, entry)
             if (!strcmp(text_at(entry, "experiment"), ch->jobs[k])) {
                 n++;

@@ -138,7 +138,8 @@ static reconstruction add_reconstruction(json_t *result, const json_t *verify)
         static const char *const keys[] = {"stream", "kv_type", "tokens", "max_dk", "max_dk_layer", "max_dv", "max_dv_layer", "exact", "rebuilt_equal"};
         for (size_t k = 0; k < sizeof keys / sizeof keys[0]; k++) {
             json_t *cell = json_object_get(row, keys[k]);
-            json_array_append(cells, cell ? cell : json_null());
+            bool no_layer = (k == 4 || k == 6) && json_number_value(json_object_get(row, keys[k - 1])) == 0; /* of a difference that is none */
+            json_array_append_new(cells, cell && !no_layer ? json_incref(cell) : json_null());
         }
         lab_row(t, cells);
         count_row(&s, row);
