@@ -146,7 +146,7 @@ static void summary_rows(page *p, const report_chapter *ch)
     fprintf(p->f, "<tr class=g><td colspan=6><a href=\"#%s\">%s</a> <span class=dim>(%s)</span></td></tr>\n", ch->id, ch->title, ch->section);
     for (int i = 0; ch->jobs[i]; i++) {
         if (ch->jobs[1])
-            fprintf(p->f, "<tr class=j><td colspan=6><a href=\"#%s\">%s</a></td></tr>\n", ch->jobs[i], report_find_job(ch->jobs[i])->title);
+            fprintf(p->f, "<tr class=j><td colspan=6><a href=\"#job-%s\">%s</a></td></tr>\n", ch->jobs[i], report_find_job(ch->jobs[i])->title);
         rows_of_job(p, ch->jobs[i]);
     }
 }
@@ -344,7 +344,7 @@ static int put_chapter(page *p, const report_chapter *ch)
         size_t i;
         json_t *entry;
         if (ch->jobs[1])
-            fprintf(p->f, "<h3 id=\"%s\">%s</h3>\n", ch->jobs[k], report_find_job(ch->jobs[k])->title);
+            fprintf(p->f, "<h3 id=\"job-%s\">%s</h3>\n", ch->jobs[k], report_find_job(ch->jobs[k])->title);
         json_array_foreach(p->entries, i, entry)
             if (!strcmp(text_at(entry, "experiment"), ch->jobs[k])) {
                 n++;
