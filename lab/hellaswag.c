@@ -166,7 +166,7 @@ static double right_part(const evaluation *v, int rule)
 }
 
 /* Of a part of n answers. */
-static double error_of(double part, int64_t n) { return n > 1 ? sqrt(part * (1 - part) / (double)(n - 1)) : NAN; }
+static double error_of(double part, int64_t n) { return n > 1 ? sqrt(part * (1 - part) / (double)(n - 1)) : (double)NAN; }
 
 static double agreement(const evaluation *v, int rule)
 {

@@ -72,7 +72,7 @@ static void mean_and_error(const double *x, int64_t n, double *mean, double *err
     *mean = sum / (double)n;
     for (int64_t i = 0; i < n; i++)
         squares += (x[i] - *mean) * (x[i] - *mean);
-    *error = n > 1 ? sqrt(squares / (double)(n - 1) / (double)n) : NAN;
+    *error = n > 1 ? sqrt(squares / (double)(n - 1) / (double)n) : (double)NAN;
 }
 
 /* ---- Table 4 ------------------------------------------------------------------------ */
