@@ -400,8 +400,10 @@ static void describe(const rig *g, json_t *result, int rounds)
     lab_setting(result, "kv_bytes_per_token", json_integer(g->kv_bytes));
     lab_setting(result, "cold_buffer_bytes", json_integer(lab_reader_arena_bytes(g->reader)));
     lab_setting(result, "same_bits", json_boolean(g->equal));
-    lab_note(result, g->equal ? "K and V rebuilt from the residuals are the bits that attention reads, at every layer and position measured."
-                              : "FAULT: K and V rebuilt from the residuals are not the bits that attention reads.");
+    if (g->equal)
+        lab_note(result, "K and V rebuilt from the residuals are the bits that attention reads, at every layer and position measured.");
+    else
+        lab_check_failed(result, "K and V rebuilt from the residuals are not the bits that attention reads.");
     lab_note(result, "Rebuilding a byte of K and V takes %.0f operations (4 n_kv d_head d for 2 n_kv d_head values), whatever N is. It is "
                      "faster than reading the byte where a processor does that many in the time in which one arrives: at 20 GB/s, %.0f "
                      "TFLOP/s.", operations_per_byte(g), 0.02 * operations_per_byte(g));

@@ -374,6 +374,8 @@ static void result_table(const lab *l, json_t *result, const plan *p, const base
         for (int i = 0; i < p->n_ranks; i++) {
             const score *sc = &p->scores[k][i];
             int r = p->ranks[i];
+            if (r == l->info.d_head && (!sc->exact || sc->match < n))
+                lab_check_failed(result, "%s at full rank is not exactly the run without truncation.", kinds[k].name);
             lab_row(t, json_pack("[s, i, f, f, f, f, f, o, o, b]", kinds[k].name, r, 100.0 * r / (double)l->info.d_head,
                                  kinds[k].mask & ONLY_K ? 100 * energy_kept(b, K, r) : 100.0,
                                  kinds[k].mask & ONLY_V ? 100 * energy_kept(b, V, r) : 100.0, 100 * sc->match / n, sc->same_until / n,
