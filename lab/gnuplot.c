@@ -76,15 +76,17 @@ static int read_all(int fd, char **out, size_t *n, kvd_error *err)
     return lab_fail(err, KVD_E_NOMEM, "out of memory: a drawing");
 }
 
-/* The first line of its complaints that says something. */
+/* The first line of its complaints that says something: not the command that it
+ * repeats, nor the mark under it. */
 static int complain(FILE *errors, int status, kvd_error *err)
 {
     char line[200] = "";
     rewind(errors);
     while (fgets(line, sizeof line, errors)) {
         line[strcspn(line, "\n")] = 0;
-        if (line[strspn(line, " \t^")])
+        if (line[strspn(line, " \t^")] && strncmp(line, "gnuplot>", 8))
             break;
+        *line = 0;
     }
     return lab_fail(err, KVD_E_IO, "gnuplot ended with %s %d: %s", WIFSIGNALED(status) ? "signal" : "code",
                 WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status), line + strspn(line, " \t^"));

@@ -90,9 +90,10 @@ static void head(FILE *f, const drawing *d)
     if (d->png)
         fprintf(f, "set terminal pngcairo size %d,%d noenhanced font 'sans,20' linewidth 1.6\n", 2 * WIDE, 2 * d->height);
     else {
-        fprintf(f, "set terminal svg size %d,%d dynamic noenhanced font 'sans-serif,14' name ", WIDE, d->height);
-        quote(f, d->name);
-        fputc('\n', f);
+        fprintf(f, "set terminal svg size %d,%d dynamic noenhanced font 'sans-serif,14' name 'p_", WIDE, d->height);
+        for (const char *s = d->name; *s; s++) /* it takes letters and digits only */
+            fputc((*s >= 'a' && *s <= 'z') || (*s >= 'A' && *s <= 'Z') || (*s >= '0' && *s <= '9') ? *s : '_', f);
+        fputs("'\n", f);
     }
     fputs("set encoding utf8\n"
           "set border 3 lc rgb '#808080'\n"

@@ -3,6 +3,7 @@
  * Columns are as wide as their widest cell or the longest word of their title, which
  * is broken into lines. On a terminal a table is cut to what fits: rows from the end,
  * columns from the right, and a line says so; in a pipe nothing is cut. */
+#define _GNU_SOURCE
 #include "lab/lab.h"
 
 #include <string.h>
