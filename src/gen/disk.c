@@ -22,9 +22,10 @@ kvd_spill_options kvd__disk_options(const struct kvd_model *m, const kvd_kv_shap
     o.dir = dir;
     /* A chat grows: room for more than asked, and whole tiles, so that it can. */
     int64_t block = kvd__kv_block_bytes(shape), column = block * shape->n_layers, step = GROW_BLOCKS;
+    int64_t record = (block + KVD__SPILL_ALIGN - 1) / KVD__SPILL_ALIGN * KVD__SPILL_ALIGN;
     o.max_blocks = kvd__min64((kvd__blocks(n_tokens + n_tokens / 2) / step + 1) * step, kvd__blocks(m->config.n_ctx));
     o.segment_blocks = KVD__TILE_BLOCKS;
-    while (o.segment_blocks * 2 * block <= SEGMENT_BYTES)
+    while (o.segment_blocks * 2 * record <= SEGMENT_BYTES)
         o.segment_blocks *= 2;
     /* Half of the budget, and what is left lets a piece of a prompt have 32 tokens. */
     int64_t rest = kvd__disk_least_bytes(shape, n_tokens) + 2 * (column + KVD__BLOCK * shape->stream_row_bytes);

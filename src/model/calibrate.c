@@ -54,7 +54,74 @@ static int typical_seconds(struct kvd_model *m, const kvd_kv_shape *s, int64_t n
     return 0;
 }
 
-/* Attention tiles over made-up blocks, enough of them not to fit a cache. */
+/* Attention of one row, the steps of the pass itself over a made-up cache that is
+ * resident and too large for the processor's. */
+typedef struct {
+    struct kvd_model *m;
+    kvd_run run;
+    double seconds[3];
+} alone;
+
+static void alone_job(void *ctx, int tid, int n_threads)
+{
+    alone *j = ctx;
+    struct kvd_model *m = j->m;
+    kvd_worker w = {.run = &j->run, .m = m, .c = &m->config, .k = &m->kern, .s = &m->scratch, .lane = &m->scratch.lanes[tid],
+                    .tid = tid, .n_threads = n_threads};
+    for (int round = 0; round < 3; round++) {
+        double t0 = kvd__seconds();
+        for (int l = 0; l < m->config.n_layers; l++) {
+            kvd_chunk ch = {.layer = l, .n = 1};
+            if (tid == 0)
+                atomic_store(&j->run.next_unit, 0);
+            kvd__barrier(&w);
+            kvd__attention(&w, &ch);
+            kvd__barrier(&w);
+        }
+        if (tid == 0)
+            j->seconds[round] = kvd__seconds() - t0;
+    }
+}
+
+static int alone_seconds(struct kvd_model *m, const kvd_kv_shape *s, double *out, kvd_error *err)
+{
+    const kvd_config *c = &m->config;
+    int64_t n = ((int64_t)48 << 20) / (kvd__kv_block_bytes(s) / KVD__BLOCK * c->n_layers);
+    n = n < 1 ? 1 : n < c->n_ctx ? n : c->n_ctx - 1;
+    kvd_kv *kv = NULL;
+    kvd_pass_plan plan;
+    kvd__pass_cost(s, 0, 0, n + 1, 0, &plan);
+    kvd_ledger *own = kvd__ledger_create(0, err);
+    if (!own)
+        return KVD_E_NOMEM;
+    int32_t *ids = kvd__alloc_array(own, KVD_ACC_HOST, (size_t)n + 1, sizeof *ids, err);
+    int rc = ids ? kvd__kv_create(&kv, s, own, err) : KVD_E_NOMEM;
+    if (!rc && !(rc = kvd__kv_begin(kv, &plan, err))) {
+        double seen = 0;
+        for (int l = 0; l < c->n_layers; l++) {
+            int64_t from = kvd__first_seen(c, l, n) / KVD__TILE * KVD__TILE_BLOCKS;
+            seen += (double)(n + 1 - kvd__first_seen(c, l, n)) / c->n_layers;
+            for (int64_t b = from; b < kvd__blocks(n + 1); b++)
+                for (int head = 0; head < c->n_kv_heads; head++) {
+                    memset(kvd__kv_k(kv, l, b, head), 0x11, (size_t)kv->head_bytes / 2);
+                    memset(kvd__kv_v(kv, l, b, head), 0x11, (size_t)kv->head_bytes / 2);
+                }
+        }
+        kvd_span span = {.kv = kv, .ids = ids, .n_before = n, .n_new = 1};
+        kvd_pass pass = {.spans = &span, .n_spans = 1};
+        alone j = {.m = m, .run = {.m = m, .p = &pass, .n_rows = 1}};
+        memset(m->scratch.qkv, 0, (size_t)m->scratch.ld_qkv * sizeof(float));
+        kvd__pool_run(m->pool, alone_job, &j);
+        *out = kvd__median(j.seconds, 3) / seen;
+        kvd__kv_end(kv, &plan, false);
+    }
+    kvd__kv_destroy(&kv);
+    kvd__free(ids);
+    kvd__ledger_destroy(&own);
+    return rc;
+}
+
+/* Attention tiles of many rows over made-up blocks. */
 typedef struct {
     struct kvd_model *m;
     kvd_kvtype kv_type;
@@ -102,7 +169,7 @@ static int pair_seconds(struct kvd_model *m, kvd_kvtype kv_type, int n_rows, dou
     const kvd_config *c = &m->config;
     tiles j = {.m = m, .kv_type = kv_type, .n_rows = n_rows};
     j.tile_bytes = (int64_t)2 * KVD__TILE * c->d_head * kvd__kvtype_bytes(kv_type);
-    j.n_tiles = ((int64_t)48 << 20) / j.tile_bytes / (n_rows > 1 ? 8 : 1);
+    j.n_tiles = ((int64_t)6 << 20) / j.tile_bytes;
     j.blocks = kvd__alloc(m->ledger, KVD_ACC_COMPUTE, (size_t)(j.n_tiles * j.tile_bytes), err);
     if (!j.blocks)
         return KVD_E_NOMEM;
@@ -132,7 +199,7 @@ int kvd__calibrate(struct kvd_model *m, kvd_kvtype kv_type, kvd_plan_rates *r, k
     kvd__model_kv_shape(m, kv_type, KVD_KV_F32, &s);
     int rc = kvd__pool_check(m->pool, err);
     if (!rc)
-        rc = pair_seconds(m, kv_type, 1, &r->pair_alone_s, err);
+        rc = alone_seconds(m, &s, &r->pair_alone_s, err);
     if (!rc)
         rc = pair_seconds(m, kv_type, chunk, &r->pair_chunk_s, err);
     for (int i = 0; !rc && i < KVD__RATE_POINTS; i++) {

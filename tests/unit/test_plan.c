@@ -132,6 +132,56 @@ static void the_least_time_is_chosen(void **state)
     assert_string_equal(kvd__tier_name(KVD_TIER_COUNT), "none");
 }
 
+/* Each segment that is read costs something beside its bytes, so small ones are slower. */
+static void segments_cost(void **state)
+{
+    (void)state;
+    kvd_kv_shape s = {.n_layers = 7, .n_kv_heads = 2, .d_head = 64, .type = KVD_KV_F16, .stream_row_bytes = 1024};
+    kvd_limits lim = limits(INT64_MAX);
+    kvd_plan_rates r = rates;
+    lim.kv_tokens = 0; /* the same is evicted, whatever the buffers */
+    r.disk_read_bytes_s = 1e8; /* reading is what takes the time */
+    r.disk_segment_s = 2e-3;
+    double step_s[3];
+    for (int i = 0; i < 3; i++) {
+        kvd_plan_of_tier p[KVD_TIER_COUNT];
+        kvd_spill_options o = random_spill(1024);
+        o.segment_blocks = 4 << i;
+        kvd__plan_tiers(&s, &lim, &r, &o, 800, 0, p); /* 50 blocks are evicted */
+        step_s[i] = 1 / p[KVD_TIER_DISK].decode_tokens_per_s;
+    }
+    /* 50 blocks are 13, 7 and 4 segments of each layer; the last block is not yet evicted
+     * when the token after it is made. */
+    double bytes_s = 49.0 * 7 * (double)kvd__kv_block_bytes(&s) / 1e8;
+    check(step_s[2] > bytes_s + 7 * 4 * 2e-3, "%g s", step_s[2]);
+    assert_true(step_s[0] - step_s[1] > 7 * 6 * 2e-3 * 0.999 && step_s[0] - step_s[1] < 7 * 6 * 2e-3 * 1.001);
+    assert_true(step_s[1] - step_s[2] > 7 * 3 * 2e-3 * 0.999 && step_s[1] - step_s[2] < 7 * 3 * 2e-3 * 1.001);
+}
+
+/* Of local layers only what of the window is not resident comes from disk. */
+static void what_is_resident_is_not_read(void **state)
+{
+    (void)state;
+    kvd_kv_shape s = {.n_layers = 4, .n_kv_heads = 1, .d_head = 64, .type = KVD_KV_F16, .stream_row_bytes = 256, .window = 64,
+                      .local = {1, 1, 1, 1}};
+    kvd_plan_rates r = rates;
+    kvd_limits lim = limits(INT64_MAX);
+    double step_s[5];
+    r.disk_read_bytes_s = 1e3;
+    for (int i = 0; i < 5; i++) { /* 0, 16, .. 64 positions are kept */
+        kvd_plan_of_tier p[KVD_TIER_COUNT];
+        kvd_spill_options o = random_spill(1024);
+        lim.kv_tokens = 16 * i;
+        kvd__plan_tiers(&s, &lim, &r, &o, 800, 0, p);
+        assert_true(p[KVD_TIER_DISK].fits);
+        step_s[i] = 1 / p[KVD_TIER_DISK].decode_tokens_per_s;
+        assert_true(i == 0 || step_s[i] <= step_s[i - 1]);
+    }
+    double block_s = (double)kvd__kv_block_bytes(&s) * 4 / 1e3;
+    assert_true(step_s[0] > 3 * block_s && step_s[0] < 5 * block_s);
+    assert_true(step_s[4] < block_s); /* nothing at all */
+}
+
 /* A disk that does not read, or does not write, is none. */
 static void half_a_disk_is_none(void **state)
 {
@@ -327,6 +377,8 @@ int main(void)
         cmocka_unit_test(fits_is_exact),
         cmocka_unit_test(more_memory_is_not_slower),
         cmocka_unit_test(the_least_time_is_chosen),
+        cmocka_unit_test(segments_cost),
+        cmocka_unit_test(what_is_resident_is_not_read),
         cmocka_unit_test(half_a_disk_is_none),
         cmocka_unit_test(needs_are_what_sessions_take),
         cmocka_unit_test(auto_follows_the_rates),
