@@ -68,14 +68,20 @@ static void set_text(FILE *f, const char *what, const char *text, size_t most, c
     fprintf(f, " noenhanced tc rgb 'black'%s\n", more);
 }
 
+static int longest(const axis *a)
+{
+    int most = 0;
+    for (int i = 0; i < a->n; i++) {
+        int k = (int)strlen(a->label[i]);
+        most = k > most ? k : most;
+    }
+    return most;
+}
+
 static void set_words(FILE *f, char which, const axis *a)
 {
-    int longest = 0, step = a->n > 16 ? (a->n + 11) / 12 : 1;
-    for (int i = 0; i < a->n; i += step) {
-        int k = (int)strlen(a->label[i]);
-        longest = k > longest ? k : longest;
-    }
-    bool turn = which == 'x' && longest * ((a->n + step - 1) / step) > 44;
+    int step = a->n > 16 ? (a->n + 11) / 12 : 1;
+    bool turn = which == 'x' && longest(a) * ((a->n + step - 1) / step) > 44;
     fprintf(f, "set %ctics scale 0 noenhanced tc rgb 'black'%s (", which, turn ? " rotate by 40 right" : "");
     for (int i = 0; i < a->n; i += step) {
         fputs(i ? ", " : "", f);
@@ -249,6 +255,9 @@ static void heat_text(FILE *f, const drawing *d, int s, bool light, double least
     fputs("EOD\n", f);
 }
 
+/* Few enough cells to write their numbers into them; then no scale of colours is needed. */
+static bool has_numbers(const drawing *d) { return d->x.n <= 8 && d->y.n <= 24; }
+
 static void heat_panel(FILE *f, const drawing *d, int s, double least, double most)
 {
     int cells = 0;
@@ -261,15 +270,16 @@ static void heat_panel(FILE *f, const drawing *d, int s, double least, double mo
     if (!cells)
         fputs("-9 -9 0\n", f);
     fputs("EOD\n", f);
-    bool numbers = d->x.n <= 8 && d->y.n <= 24;
+    bool numbers = has_numbers(d);
     for (int light = 0; numbers && light < 2; light++)
         heat_text(f, d, s, light, least, most);
     char title[300];
     snprintf(title, sizeof title, "%s%s%s%s", d->title, d->by.n ? ": " : "", d->by.n ? d->by.label[s] : "", cells ? "" : " (nothing measured)");
-    set_text(f, "title", title, 52, "");
+    size_t wide = (size_t)longest(&d->y); /* the title stands over the cells, not over their names */
+    set_text(f, "title", title, wide > 26 ? 26 : 52 - wide, "");
     fprintf(f, "plot $d%d using 1:2:(0.47):(0.47):3 with boxxyerror fs solid 1 noborder fc palette notitle", s);
     if (numbers)
-        fprintf(f, ", $t%d0 using 1:2:3 with labels tc rgb '#ffffff' notitle, $t%d1 using 1:2:3 with labels tc rgb '#101010' notitle", s, s);
+        fprintf(f, ", $t%d0 using 1:2:3 with labels font ',%d' tc rgb '#ffffff' notitle, $t%d1 using 1:2:3 with labels font ',%d' tc rgb '#101010' notitle", s, d->png ? 17 : 12, s, d->png ? 17 : 12);
     fputc('\n', f);
 }
 
@@ -291,6 +301,10 @@ static void draw_heat(FILE *f, const drawing *d)
         fprintf(f, "set cbrange [%.15g:%.15g]\n%s", least, most, d->log_y ? "set logscale cb\n" : "");
     else
         fprintf(f, "set cbrange [%.15g:%.15g]\n", least - 1, most + 1);
+    if (has_numbers(d))
+        fputs("unset colorbox\n", f);
+    if (longest(&d->y) > 8)
+        fputs("unset ylabel\n", f); /* names that speak for themselves, and need the room */
     set_text(f, "cblabel", d->z_title, 40, "");
     fputs("set cbtics noenhanced tc rgb 'black'\n", f);
     if (d->n_series > 1)
@@ -353,10 +367,11 @@ static int draw(drawing *d, const char *path, kvd_error *err)
     FILE *script = tmpfile();
     if (!script)
         return lab_fail(err, KVD_E_IO, "a script for gnuplot: %s", strerror(errno));
-    d->height = d->heat ? d->n_series * (d->y.n > 12 ? 120 + 11 * d->y.n : 190 + 14 * d->y.n) : 330 + 20 * ((d->n_series + 1) / 2);
+    int cells = has_numbers(d) ? 24 : d->y.n > 12 ? 11 : 16;
+    d->height = d->heat ? d->n_series * (130 + cells * d->y.n) : 330 + 20 * ((d->n_series + 1) / 2);
     head(script, d);
     set_text(script, "title", d->title, 52, "");
-    set_text(script, "xlabel", d->x_title, 56, "");
+    set_text(script, "xlabel", d->x_title, 56, " offset 0,0.5");
     set_text(script, "ylabel", d->y_title, 44, "");
     if (d->heat)
         draw_heat(script, d);
