@@ -15,6 +15,7 @@ extern "C" {
 
 /* Called during kvd_session_feed and kvd_generate on the calling thread, for
  * every row of the pass from position from_pos on, recomputed positions included.
+ * Within a layer rows ascend in each tap; a row's weights come before its attention.
  * Pointers are valid for the call; what is not const may be changed, and the pass goes
  * on with it. Any may be NULL. Watching costs barriers in each layer; nothing when no
  * taps are set. q: [n_heads][d_head].

@@ -68,11 +68,8 @@ static bool layer_forward(kvd_worker *w, kvd_chunk ch)
         kvd__attention(w, &ch);
     barrier(w);
     kvd__stage_end(w, KVD_STAGE_ATTENTION);
-    if (w->run->p->taps) {
-        if (!w->run->p->compact)
-            kvd__tap_weights(w, &ch);
+    if (w->run->p->taps)
         kvd__tap_attention(w, &ch);
-    }
     in = kvd__inputs(w, &ch, s->attn, d_attn, d_attn, NULL, (const kvd_linear *[]){&y->o}, 1);
     kvd__products(w, &in, (const kvd_linear *[]){&y->o}, &s->y, &d, 1);
     if (y->attn_post_norm) {

@@ -160,8 +160,7 @@ void kvd__tap_residual(kvd_worker *w, const kvd_chunk *ch);
 void kvd__tap_projected(kvd_worker *w, const kvd_chunk *ch);
 void kvd__tap_kv_made(kvd_worker *w, const kvd_chunk *ch);
 void kvd__tap_kv_read(kvd_worker *w, const kvd_chunk *ch);
-void kvd__tap_weights(kvd_worker *w, const kvd_chunk *ch);
-void kvd__tap_attention(kvd_worker *w, const kvd_chunk *ch);
+void kvd__tap_attention(kvd_worker *w, const kvd_chunk *ch); /* weights and attention, row by row */
 /* Thread 0: a segment of the disk tier is there (run->segment), for the weights. */
 void kvd__tap_segment(kvd_worker *w, const kvd_chunk *ch);
 /* What the taps of a pass need, before and after it. KVD_E_NOMEM. */

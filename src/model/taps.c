@@ -117,18 +117,6 @@ void kvd__tap_kv_read(kvd_worker *w, const kvd_chunk *ch)
     kvd__barrier(w); /* attention may keep its states in gate */
 }
 
-void kvd__tap_attention(kvd_worker *w, const kvd_chunk *ch)
-{
-    const kvd_taps *t = w->run->p->taps;
-    kvd_row at;
-    if (!t->attention)
-        return;
-    for (int i = -1; next_row(w, ch, &i, &at);)
-        if (ch->layer < w->c->n_layers - 1 || at.want_logits)
-            t->attention(t->ctx, at.span, ch->layer, at.pos, w->s->attn + (int64_t)i * w->c->n_heads * w->c->d_head);
-    kvd__barrier(w);
-}
-
 /* ---- weights --------------------------------------------------------------------- */
 
 /* K of blocks [from, to) of a layer, all heads, as rows of f32 by position. */
@@ -171,35 +159,45 @@ static void weigh(kvd_probe *b, const float *q, const float *k, int64_t ld, int6
         b->p[j] = (float)(b->score[j] / sum);
 }
 
-/* Needs no barrier of its own: it changes nothing, and what it reads stays until
- * thread 0 has come to the next one. */
-void kvd__tap_weights(kvd_worker *w, const kvd_chunk *ch)
+/* The weights of one row, all heads. *end: blocks below it that a later row of this span
+ * sees are gathered. */
+static void show_weights(const kvd_worker *w, const kvd_chunk *ch, int i, kvd_row at, int64_t *end)
 {
     const kvd_taps *t = w->run->p->taps;
     const kvd_config *c = w->c;
     kvd_probe *b = &w->run->probe;
-    int dh = c->d_head, group = c->n_heads / c->n_kv_heads, span = -1;
-    int64_t ld = (int64_t)c->n_kv_heads * dh, end = 0; /* blocks below end that a later row sees are gathered */
+    int dh = c->d_head, group = c->n_heads / c->n_kv_heads;
+    int64_t ld = (int64_t)c->n_kv_heads * dh, first = kvd__first_seen(c, ch->layer, at.pos), n = at.pos - first + 1;
+    /* Between the rebuilt rows and the new ones blocks may be missing that no row sees. */
+    *end = *end > first / KVD__BLOCK ? *end : first / KVD__BLOCK;
+    if (*end < kvd__blocks(at.pos + 1)) {
+        gather(w, w->run->p->spans[at.span].kv, ch->layer, *end, kvd__blocks(at.pos + 1));
+        *end = kvd__blocks(at.pos + 1);
+    }
+    for (int head = 0; head < c->n_heads; head++) {
+        weigh(b, qkv_row(w, ch, i) + head * dh, b->k + first * ld + head / group * dh, ld, n, dh, (double)c->attn_scale);
+        t->weights(t->ctx, at.span, ch->layer, at.pos, head, first, n, b->p);
+    }
+}
+
+void kvd__tap_attention(kvd_worker *w, const kvd_chunk *ch)
+{
+    const kvd_taps *t = w->run->p->taps;
+    int span = -1;
+    int64_t end = 0;
     kvd_row at;
-    if (!t->weights)
+    if (!t->attention && !w->run->probe.k)
         return;
     for (int i = -1; next_row(w, ch, &i, &at);) {
-        if (ch->layer == c->n_layers - 1 && !at.want_logits)
+        if (ch->layer == w->c->n_layers - 1 && !at.want_logits)
             continue;
-        const kvd_span *s = &w->run->p->spans[at.span];
-        int64_t first = kvd__first_seen(c, ch->layer, at.pos), n = at.pos - first + 1;
         if (at.span != span)
-            end = s->disk_blocks; /* what a row sees of those came by in segments */
+            end = w->run->p->spans[at.span].disk_blocks; /* what a row sees of those came by in segments */
         span = at.span;
-        /* Between the rebuilt rows and the new ones blocks may be missing that no row sees. */
-        end = end > first / KVD__BLOCK ? end : first / KVD__BLOCK;
-        if (end < kvd__blocks(at.pos + 1)) {
-            gather(w, s->kv, ch->layer, end, kvd__blocks(at.pos + 1));
-            end = kvd__blocks(at.pos + 1);
-        }
-        for (int head = 0; head < c->n_heads; head++) {
-            weigh(b, qkv_row(w, ch, i) + head * dh, b->k + first * ld + head / group * dh, ld, n, dh, (double)c->attn_scale);
-            t->weights(t->ctx, at.span, ch->layer, at.pos, head, first, n, b->p);
-        }
+        if (w->run->probe.k)
+            show_weights(w, ch, i, at, &end);
+        if (t->attention)
+            t->attention(t->ctx, at.span, ch->layer, at.pos, w->s->attn + (int64_t)i * w->c->n_heads * w->c->d_head);
     }
+    kvd__barrier(w);
 }

@@ -122,8 +122,9 @@ static void on_attention(void *ctx, int layer, int64_t pos, float *out)
     seen(r, pos);
     r->outs++;
     memcpy(at(r, r->out, layer, pos, r->n_q), out, (size_t)r->n_q * sizeof *out);
-    if (r->layer != layer || r->pos != pos) /* weights are not watched */
+    if (!r->weights) /* they are not watched */
         return;
+    assert_true(r->layer == layer && r->pos == pos);
     assert_int_equal(r->heads, r->c->n_heads);
     for (int64_t i = 0; i < r->n_kv; i++)
         largest = fmax(largest, fabs((double)at(r, r->read_v, layer, pos, r->n_kv)[i]));
