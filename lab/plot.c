@@ -4,7 +4,7 @@
  * telephone. So the canvas is small (480 units) with large letters, nothing is filled
  * behind it, lines have colours of middle lightness, and in SVG what gnuplot draws in
  * black takes the colour of the text around it (currentColor). PNG has a white ground
- * and twice the points.
+ * and a quarter more points.
  *
  * Text columns are axes of words, in the order of their first row. A heat map and bars
  * take numbers as words too: their cells are evenly spaced, whatever they are. On a
@@ -94,7 +94,7 @@ static void set_words(FILE *f, char which, const axis *a)
 static void head(FILE *f, const drawing *d)
 {
     if (d->png)
-        fprintf(f, "set terminal pngcairo size %d,%d noenhanced font 'sans,20' linewidth 1.6\n", 2 * WIDE, 2 * d->height);
+        fprintf(f, "set terminal pngcairo size %d,%d noenhanced font 'sans,12.5' linewidth 1.2\n", 5 * WIDE / 4, 5 * d->height / 4);
     else {
         fprintf(f, "set terminal svg size %d,%d dynamic noenhanced font 'sans-serif,14' name 'p_", WIDE, d->height);
         for (const char *s = d->name; *s; s++) /* it takes letters and digits only */
@@ -246,7 +246,8 @@ static void heat_text(FILE *f, const drawing *d, int s, bool light, double least
             continue;
         json_t *number = json_real(p->z);
         char text[64];
-        lab_cell(number, d->z_decimals, text, sizeof text);
+        int digits = fabs(p->z) >= 1 ? 2 : 3; /* the table has the others */
+        lab_cell(number, d->z_decimals > digits ? digits : d->z_decimals, text, sizeof text);
         json_decref(number);
         fprintf(f, "%g %g ", p->x, p->y);
         quote(f, text);
@@ -279,7 +280,7 @@ static void heat_panel(FILE *f, const drawing *d, int s, double least, double mo
     set_text(f, "title", title, wide > 26 ? 26 : 52 - wide, "");
     fprintf(f, "plot $d%d using 1:2:(0.47):(0.47):3 with boxxyerror fs solid 1 noborder fc palette notitle", s);
     if (numbers)
-        fprintf(f, ", $t%d0 using 1:2:3 with labels font ',%d' tc rgb '#ffffff' notitle, $t%d1 using 1:2:3 with labels font ',%d' tc rgb '#101010' notitle", s, d->png ? 17 : 12, s, d->png ? 17 : 12);
+        fprintf(f, ", $t%d0 using 1:2:3 with labels font ',%d' tc rgb '#ffffff' notitle, $t%d1 using 1:2:3 with labels font ',%d' tc rgb '#101010' notitle", s, d->png ? 10 : 12, s, d->png ? 10 : 12);
     fputc('\n', f);
 }
 
