@@ -282,7 +282,7 @@ int lab_sweep(const lab *l, json_t *result, kvd_error *err)
     choose_lengths(&w);
     lab_setting(result, "new_tokens", json_integer(w.n));
     if (w.n_prompts > EXACT_PROMPTS)
-        lab_note(result, "kv-direct runs on the first %d of %lld prompts.", EXACT_PROMPTS, (long long)w.n_prompts);
+        lab_note(result, "kv-direct recomputes nearly everything for each token: it runs on the first of the %lld prompts.", (long long)w.n_prompts);
     int rc = run_all(&w, result, err);
     lab_trace_free(&w.full);
     free(w.cells);
