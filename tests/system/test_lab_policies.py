@@ -11,7 +11,8 @@ BUDGETS = (32, 64, 128, 256, 384)
 
 
 def lab(name, *args, model=None, expect=h.DONE):
-    return h.kvd("lab", name, "-m", model or h.tiny(), "--json", *args, expect=expect)
+    # One thread: what is tested is no matter of threads, and a busy machine is kind to it.
+    return h.kvd("lab", name, "-m", model or h.tiny(), "--json", "--threads", 1, *args, expect=expect)
 
 
 def table(result, name):
