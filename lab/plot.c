@@ -324,7 +324,8 @@ static char *adopt_colour(const char *svg, size_t n, size_t *n_out)
 {
     static const char *const change[][2] = {
         {" color=\"black\"", ""}, {"stroke='black'", "stroke='currentColor'"}, {"stroke=\"black\"", "stroke=\"currentColor\""},
-        {"fill=\"black\"", "fill=\"currentColor\""}};
+        {"fill=\"black\"", "fill=\"currentColor\""}, {"fill=\"rgb(0,0,0)\"", "fill=\"currentColor\""},
+        {"'rgb(  0,   0,   0)'", "'currentColor'"}};
     enum { N = sizeof change / sizeof change[0] };
     char *out = malloc(2 * n + 1); /* no replacement is twice as long */
     size_t len = 0;

@@ -102,6 +102,7 @@ static const char *behind(const char *s, const char *end)
 
 void html_svg(FILE *f, const char *svg, int n, const char *title)
 {
+    static const char line_style[] = " stroke-width=\"1.00\" stroke-linecap=\"butt\" stroke-linejoin=\"miter\"";
     const char *s = strstr(svg, "<svg"), *box = s ? strstr(s, "viewBox=\"") : NULL, *open = s ? strchr(s, '>') : NULL;
     if (!open || !box || box > open)
         return;
@@ -115,6 +116,10 @@ void html_svg(FILE *f, const char *svg, int n, const char *title)
             s = behind(s, "</desc>");
         else if (starts(s, "<script"))
             s = behind(s, "</script>");
+        else if (starts(s, "<filter")) /* for boxed labels, of which there are none */
+            s = behind(s, "</filter>");
+        else if (starts(s, line_style)) /* what is so without being said, once for each mark of an axis */
+            s += strlen(line_style);
         else if (starts(s, " font-family=\"sans-serif\""))
             s += strlen(" font-family=\"sans-serif\""); /* the page's */
         else if (starts(s, " id=\"") || starts(s, " id='")) {

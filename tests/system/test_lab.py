@@ -110,7 +110,9 @@ def plots_are_drawn_for_any_background():
     h.kvd(*args, "-o", path, expect=h.DONE)
     with open(path, encoding="utf-8") as f:
         svg = f.read()
-    h.check("currentColor" in svg and "'black'" not in svg and '"black"' not in svg, "text keeps gnuplot's black")
+    h.check("currentColor" in svg, "nothing takes the page's colour")
+    for black in ("'black'", '"black"', "rgb(0,0,0)", "rgb(  0,   0,   0)"):
+        h.check(black not in svg, f"{black} is not legible on a dark page")
     h.check("budget, % of full KV" in svg and "recompute" in svg, "no titles")
     h.kvd(*args, "-o", os.path.join(h.folder(), "plan.png"), expect=h.DONE)
     with open(os.path.join(h.folder(), "plan.png"), "rb") as f:
