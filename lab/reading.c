@@ -110,12 +110,15 @@ static void open_disk(lab_reader *r, const char *dir)
 
 /* ---- making ---------------------------------------------------------------------- */
 
-/* Several times the largest cache, if the system knows how large that is. */
+/* Several times the largest cache, if the system knows how large that is; not more than
+ * an eighth of what there is. */
 static int64_t arena_size(int64_t max_bytes)
 {
     long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    int64_t n = cache > 0 ? 4 * (int64_t)cache : UNKNOWN_ARENA;
-    n = n < LEAST_ARENA ? LEAST_ARENA : n > MOST_ARENA ? MOST_ARENA : n;
+    int64_t n = cache > 0 ? 4 * (int64_t)cache : UNKNOWN_ARENA, room = kvd_memory_available() / 8;
+    n = n > MOST_ARENA ? MOST_ARENA : n;
+    n = n > room ? room : n;
+    n = n < LEAST_ARENA ? LEAST_ARENA : n;
     return round_up(greater(n, 4 * max_bytes), MIB);
 }
 

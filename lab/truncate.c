@@ -111,12 +111,13 @@ static int make_bases(const lab *l, bases *b, kvd_error *err)
     return rc;
 }
 
-/* Mean part of the sum of squares that the first r values hold. */
-static double energy_kept(const bases *b, int i, int r)
+/* Part of the sum of squares that the first r values hold, in %, the mean over the heads
+ * of a layer (-1: of all). */
+static double energy_kept(const bases *b, int i, int r, int layer)
 {
     double sum = 0;
-    int64_t heads = (int64_t)b->n_layers * b->n_heads;
-    for (int64_t h = 0; h < heads; h++) {
+    int64_t from = layer < 0 ? 0 : (int64_t)layer * b->n_heads, to = layer < 0 ? (int64_t)b->n_layers * b->n_heads : from + b->n_heads;
+    for (int64_t h = from; h < to; h++) {
         const double *s = b->s[i] + h * b->k;
         double kept = 0, all = 0;
         for (int j = 0; j < b->k; j++) {
@@ -125,7 +126,7 @@ static double energy_kept(const bases *b, int i, int r)
         }
         sum += all > 0 ? kept / all : 1;
     }
-    return sum / (double)heads;
+    return 100 * sum / (double)(to - from);
 }
 
 /* ---- the tap -------------------------------------------------------------------- */
@@ -377,8 +378,8 @@ static void result_table(const lab *l, json_t *result, const plan *p, const base
             if (r == l->info.d_head && (!sc->exact || sc->match < n))
                 lab_check_failed(result, "%s at full rank is not exactly the run without truncation.", kinds[k].name);
             lab_row(t, json_pack("[s, i, f, f, f, f, f, o, o, b]", kinds[k].name, r, 100.0 * r / (double)l->info.d_head,
-                                 kinds[k].mask & ONLY_K ? 100 * energy_kept(b, K, r) : 100.0,
-                                 kinds[k].mask & ONLY_V ? 100 * energy_kept(b, V, r) : 100.0, 100 * sc->match / n, sc->same_until / n,
+                                 kinds[k].mask & ONLY_K ? energy_kept(b, K, r, -1) : 100.0,
+                                 kinds[k].mask & ONLY_V ? energy_kept(b, V, r, -1) : 100.0, 100 * sc->match / n, sc->same_until / n,
                                  lab_number(sc->kl_forced / n), lab_number(sc->kl_free / n), sc->exact));
         }
     lab_plot(result, "match", "Token match with the exact run, %", "lines", "truncate", "rank", "match", "what", NULL, 0);
@@ -399,10 +400,11 @@ static double median(double *values, int64_t n)
     return 0.5 * (values[(n - 1) / 2] + values[n / 2]);
 }
 
-static int layers_table(const lab *l, json_t *result, const plan *p, kvd_error *err)
+static int layers_table(const lab *l, json_t *result, const plan *p, const bases *b, kvd_error *err)
 {
-    static const lab_column columns[] = {{"layer", "layer", 0}, {"local", "sliding window", 0}, {"kl_k", "K: KL teacher-forced, bits", 4},
-                                         {"kl_v", "V: KL teacher-forced, bits", 4}, {NULL, NULL, 0}};
+    static const lab_column columns[] = {{"layer", "layer", 0}, {"local", "sliding window", 0}, {"energy_k", "energy of W_k, %", 2},
+                                         {"energy_v", "energy of W_v, %", 2}, {"kl_k", "K cut: KL teacher-forced, bits", 4},
+                                         {"kl_v", "V cut: KL teacher-forced, bits", 4}, {NULL, NULL, 0}};
     char title[96];
     int64_t n = l->info.n_layers, worst = 0;
     double *v = lab_alloc(n, sizeof *v, err);
@@ -411,16 +413,17 @@ static int layers_table(const lab *l, json_t *result, const plan *p, kvd_error *
     snprintf(title, sizeof title, "One layer alone cut to rank %d, after the first prompt", p->layer_rank);
     json_t *t = lab_table(result, "layers", title, columns);
     for (int64_t i = 0; i < n; i++) {
-        lab_row(t, json_pack("[I, b, o, o]", (json_int_t)i, kvd_model_layer_is_local(l->m, (int)i), lab_number(p->layer_kl[i][K]),
-                             lab_number(p->layer_kl[i][V])));
+        lab_row(t, json_pack("[I, b, f, f, o, o]", (json_int_t)i, kvd_model_layer_is_local(l->m, (int)i),
+                             energy_kept(b, K, p->layer_rank, (int)i), energy_kept(b, V, p->layer_rank, (int)i),
+                             lab_number(p->layer_kl[i][K]), lab_number(p->layer_kl[i][V])));
         v[i] = p->layer_kl[i][V];
         worst = v[i] > v[worst] ? i : worst;
     }
     lab_plot(result, "layers", "V of one layer cut: KL to the exact run, bits", "bars", "layers", "layer", "kl_v", NULL, NULL, 0);
     double most = v[worst];
-    lab_note(result, "With V of one layer cut to rank %d of %lld, layer %lld does the most harm: %.3g bits, where the median layer does %.2g. "
-                     "Energy of a matrix does not tell which of its directions a model lives by.", p->layer_rank, (long long)l->info.d_head,
-             (long long)worst, most, median(v, n));
+    lab_note(result, "With V of one layer cut to rank %d of %lld, layer %lld does the most harm: %.3g bits, though its W_v keeps %.1f %% of its "
+                     "energy; the median layer does %.2g. Energy does not tell which directions a model lives by.", p->layer_rank,
+             (long long)l->info.d_head, (long long)worst, most, energy_kept(b, V, p->layer_rank, (int)worst), median(v, n));
     free(v);
     return 0;
 }
@@ -451,7 +454,7 @@ static void paper_rows(const lab *l, json_t *result, const plan *p, const bases 
     paper_row(l, result, p, 64, "100 %, KL 5e-4", 100);
     paper_row(l, result, p, 32, "15 %, KL 10.9", 25);
     paper_row(l, result, p, 8, "5 to 10 %, KL > 11 (ranks below 15)", 15);
-    double k = 100 * energy_kept(b, K, 32), v = 100 * energy_kept(b, V, 32);
+    double k = energy_kept(b, K, 32, -1), v = energy_kept(b, V, 32, -1);
     char ours[64];
     snprintf(ours, sizeof ours, "W_k %.1f %%, W_v %.1f %%", k, v);
     lab_paper(result, "energy kept at rank 32 of 64", "> 95 %", ours, k > 95 && v > 95 ? "reproduced" : "differs",
@@ -471,7 +474,7 @@ int lab_truncate(const lab *l, json_t *result, kvd_error *err)
     rc = rc ? rc : run_all(l, &p, &b, prompts, err);
     if (!rc)
         result_table(l, result, &p, &b);
-    rc = rc ? rc : layers_table(l, result, &p, err);
+    rc = rc ? rc : layers_table(l, result, &p, &b, err);
     if (!rc) {
         paper_rows(l, result, &p, &b);
         lab_setting(result, "new_tokens", json_integer(p.n_new));
