@@ -420,10 +420,11 @@ static int layers_table(const lab *l, json_t *result, const plan *p, const bases
         worst = v[i] > v[worst] ? i : worst;
     }
     lab_plot(result, "layers", "V of one layer cut: KL to the exact run, bits", "bars", "layers", "layer", "kl_v", NULL, NULL, 0);
-    double most = v[worst];
+    double most = v[worst], middle = median(v, n);
     lab_note(result, "With V of one layer cut to rank %d of %lld, layer %lld does the most harm: %.3g bits, though its W_v keeps %.1f %% of its "
-                     "energy; the median layer does %.2g. Energy does not tell which directions a model lives by.", p->layer_rank,
-             (long long)l->info.d_head, (long long)worst, most, energy_kept(b, V, p->layer_rank, (int)worst), median(v, n));
+                     "energy; the median layer does %.2g.%s", p->layer_rank, (long long)l->info.d_head, (long long)worst, most,
+             energy_kept(b, V, p->layer_rank, (int)worst), middle,
+             most > 10 * middle ? " Energy does not tell which directions a model lives by." : "");
     free(v);
     return 0;
 }
