@@ -10,9 +10,17 @@ bool kvd__disk_wanted(const kvd_session *s)
     return s->o.policy == KVD_POLICY_KV_DIRECT && s->evict_to == KVD_EVICT_DISK && !s->disk_off;
 }
 
-/* Segments as large as this come as fast as a disk can, with two on their way; a few
- * of 48 KiB come half as fast (docs/memory.md). The file grows in steps of 256 tokens. */
-enum { SEGMENT_BYTES = 512 << 10, GROW_BLOCKS = 16 };
+/* The size of segments (docs/memory.md). A segment costs about as much time as so many
+ * more bytes of it, so large ones read faster; but their ring takes room from blocks,
+ * which are then read in every pass. The file grows in steps of 256 tokens. */
+enum { SEGMENT_COST_BYTES = 56 << 10, SEGMENT_BYTES = 512 << 10, GROW_BLOCKS = 16 };
+
+/* Bytes that reading in these segments is worth, when `evicted` would be read without any
+ * buffers. */
+static double read_bytes(const kvd_kv_shape *s, const kvd_spill_options *o, int64_t record, int64_t evicted)
+{
+    return (double)(evicted + kvd__spill_bytes(s, o)) * (1 + (double)SEGMENT_COST_BYTES / (double)(o->segment_blocks * record));
+}
 
 kvd_spill_options kvd__disk_options(const struct kvd_model *m, const kvd_kv_shape *shape, const char *dir, int64_t n_tokens,
                                     int64_t budget_bytes)
@@ -24,19 +32,20 @@ kvd_spill_options kvd__disk_options(const struct kvd_model *m, const kvd_kv_shap
     int64_t block = kvd__kv_block_bytes(shape), column = block * shape->n_layers, step = GROW_BLOCKS;
     int64_t record = (block + KVD__SPILL_ALIGN - 1) / KVD__SPILL_ALIGN * KVD__SPILL_ALIGN;
     o.max_blocks = kvd__min64((kvd__blocks(n_tokens + n_tokens / 2) / step + 1) * step, kvd__blocks(m->config.n_ctx));
-    o.segment_blocks = KVD__TILE_BLOCKS;
-    while (o.segment_blocks * 2 * record <= SEGMENT_BYTES)
-        o.segment_blocks *= 2;
-    /* Half of the budget, and what is left lets a piece of a prompt have 32 tokens. */
-    int64_t rest = kvd__disk_least_bytes(shape, n_tokens) + 2 * (column + KVD__BLOCK * shape->stream_row_bytes);
-    int64_t most = kvd__min64(budget_bytes / 2, budget_bytes - rest);
-    while (o.segment_blocks > KVD__TILE_BLOCKS && kvd__spill_bytes(shape, &o) > most)
-        o.segment_blocks /= 2;
+    /* What is left lets a piece of a prompt have 32 tokens. */
+    int64_t most = budget_bytes - kvd__disk_least_bytes(shape, n_tokens) - 2 * (column + KVD__BLOCK * shape->stream_row_bytes);
+    int64_t full = kvd__full_bytes(shape, n_tokens), evicted = full > budget_bytes ? full - budget_bytes : full;
+    kvd_spill_options best = o;
+    best.segment_blocks = o.segment_blocks = KVD__TILE_BLOCKS;
     if (kvd__spill_bytes(shape, &o) > most) {
-        o.n_slots = 3;
-        o.write_blocks = 1;
+        best.n_slots = 3;
+        best.write_blocks = 1;
+        return best;
     }
-    return o;
+    while ((o.segment_blocks *= 2) * record <= SEGMENT_BYTES && kvd__spill_bytes(shape, &o) <= most)
+        if (read_bytes(shape, &o, record, evicted) < read_bytes(shape, &best, record, evicted))
+            best = o;
+    return best;
 }
 
 int64_t kvd__disk_need(const struct kvd_model *m, const kvd_kv_shape *shape, int64_t n_tokens)

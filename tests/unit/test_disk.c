@@ -394,6 +394,33 @@ static void the_need_is_tight(void **state)
         }
 }
 
+/* From the need on the buffers leave what the context needs; with room for pieces they
+ * grow, but never for less reading than they take. */
+static void buffers_leave_room(void **state)
+{
+    (void)state;
+    for (int f = 0; f < N_FAMILIES; f++) {
+        kvd_model *m = load(f, 1, 32);
+        kvd_session_options so = disk_options();
+        watch w = begin(f, m, &so);
+        const kvd_kv_shape *s = &w.s->shape;
+        bool large = false;
+        for (int64_t n = 1; n < m->config.n_ctx; n += 1 + n / 3) {
+            int64_t need = kvd__disk_need(m, s, n), least = kvd__disk_least_bytes(s, n);
+            for (int64_t budget = need; budget < need * 40; budget += 1 + budget / 9) {
+                kvd_spill_options o = kvd__disk_options(m, s, NULL, n, budget);
+                int64_t bytes = kvd__spill_bytes(s, &o), tiles = o.segment_blocks / KVD__TILE_BLOCKS;
+                check(least + bytes <= budget, "%s, %lld tokens: %lld + %lld of %lld", families[f], (long long)n, (long long)least, (long long)bytes, (long long)budget);
+                assert_true(tiles * KVD__TILE_BLOCKS == o.segment_blocks && (tiles & (tiles - 1)) == 0);
+                assert_true(o.max_blocks * KVD__BLOCK >= n);
+                large |= tiles > 1;
+            }
+        }
+        assert_true(large);
+        end(&w);
+    }
+}
+
 /* The highest of the passes' plans and the spill is the ledger's peak, to the byte. */
 static void the_peak_is_the_plan(void **state)
 {
@@ -659,6 +686,7 @@ int main(void)
         cmocka_unit_test(a_plan_in_every_state),
         cmocka_unit_test(least_bytes_are_tight_and_grow),
         cmocka_unit_test(the_need_is_tight),
+        cmocka_unit_test(buffers_leave_room),
         cmocka_unit_test(the_peak_is_the_plan),
         cmocka_unit_test(from_resident_to_disk),
         cmocka_unit_test(what_fits_stays),
