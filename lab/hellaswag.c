@@ -220,11 +220,14 @@ static void beside_the_paper(const evaluation *v, const char *name, bool same)
         if (table4[i].model != model)
             continue;
         double p = table4[i].percent, both = sqrt(error * error + p * (100 - p) / 499);
-        bool near = fabs(ours - p) <= 2 * both;
+        bool near = fabs(ours - p) <= 2 * both, few = v->n_tasks < 100;
         snprintf(what, sizeof what, "HellaSwag, %s, acc_norm", name);
         snprintf(paper, sizeof paper, "%.1f %% (N = 500)", p);
         snprintf(mine, sizeof mine, "%.1f +- %.1f %% (N = %lld)", ours, error, (long long)v->n_tasks);
-        lab_paper(v->result, what, paper, mine, near ? "reproduced" : "differs", near ? "" : "more than two standard errors apart: other weights, other tasks or another rule, which the paper does not state");
+        lab_paper(v->result, what, paper, mine, few ? "not comparable" : near ? "reproduced" : "differs",
+                  few    ? "too few tasks to tell"
+                  : near ? ""
+                         : "more than two standard errors apart: other weights, other tasks or another rule, which the paper does not state");
     }
 }
 
