@@ -306,7 +306,7 @@ static void draw_heat(FILE *f, const drawing *d)
         fputs("unset colorbox\n", f);
     if (longest(&d->y) > 8)
         fputs("unset ylabel\n", f); /* names that speak for themselves, and need the room */
-    set_text(f, "cblabel", d->z_title, 40, "");
+    set_text(f, "cblabel", d->z_title, (size_t)(d->height / d->n_series / 9), "");
     fputs("set cbtics noenhanced tc rgb 'black'\n", f);
     if (d->n_series > 1)
         fprintf(f, "set multiplot layout %d,1\n", d->n_series);
@@ -370,7 +370,8 @@ static int draw(drawing *d, const char *path, kvd_error *err)
     if (!script)
         return lab_fail(err, KVD_E_IO, "a script for gnuplot: %s", strerror(errno));
     int cells = has_numbers(d) ? 24 : d->y.n > 12 ? 11 : 16;
-    d->height = d->heat ? d->n_series * (130 + cells * d->y.n) : 330 + 20 * ((d->n_series + 1) / 2);
+    int panel = 130 + cells * d->y.n;
+    d->height = d->heat ? d->n_series * (panel < 220 ? 220 : panel) : 330 + 20 * ((d->n_series + 1) / 2);
     head(script, d);
     set_text(script, "title", d->title, 52, "");
     set_text(script, "xlabel", d->x_title, 56, " offset 0,0.5");
