@@ -27,7 +27,7 @@ static void key_of(const cli *c, const kvd_model *m, char *out, size_t size)
     int64_t n, bytes;
     kvd_model_get_info(m, &i);
     machine_name(machine, sizeof machine);
-    int len = snprintf(out, size, "%s|%s|rates 2|%d threads|chunk %d|acts %d|kv %d|%s %lld %lld %lld %lld %lld %lld %lld|%s", machine, i.isa,
+    int len = snprintf(out, size, "%s|%s|rates 3|%d threads|chunk %d|acts %d|kv %d|%s %lld %lld %lld %lld %lld %lld %lld|%s", machine, i.isa,
                        i.n_threads, c->mo.chunk_tokens, c->mo.activations_f32, (int)c->so.kv_type, i.architecture, (long long)i.n_layers,
                        (long long)i.d_model, (long long)i.n_heads, (long long)i.n_kv_heads, (long long)i.d_head, (long long)i.d_ffn,
                        (long long)i.n_vocab, c->so.spill_dir ? c->so.spill_dir : "no disk");
@@ -56,7 +56,7 @@ static bool read_rates(const char *path, const char *key, kvd_rates *r)
     const struct {
         const char *name;
         double *value;
-    } list[] = {{"head_s", &r->head_s}, {"pair_alone_s", &r->pair_alone_s}, {"pair_chunk_s", &r->pair_chunk_s}, {"disk_segment_s", &r->disk_segment_s},
+    } list[] = {{"head_s", &r->head_s}, {"pair_alone_s", &r->pair_alone_s}, {"pair_chunk_s", &r->pair_chunk_s}, {"disk_pass_s", &r->disk_pass_s}, {"disk_segment_s", &r->disk_segment_s},
                 {"disk_read_bytes_s", &r->disk_read_bytes_s}, {"disk_write_bytes_s", &r->disk_write_bytes_s}};
     for (size_t i = 0; ok && i < sizeof list / sizeof list[0]; i++) {
         *list[i].value = json_number_value(json_object_get(o, list[i].name));
@@ -75,8 +75,8 @@ static void write_rates(const char *path, const char *key, const kvd_rates *r)
         json_array_append_new(rows, json_integer(r->rows[i]));
         json_array_append_new(rows_s, json_real(r->rows_s[i]));
     }
-    json_t *o = json_pack("{s:s, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f}", "key", key, "rows", rows, "rows_s", rows_s, "head_s", r->head_s,
-                          "pair_alone_s", r->pair_alone_s, "pair_chunk_s", r->pair_chunk_s, "disk_segment_s", r->disk_segment_s, "disk_read_bytes_s", r->disk_read_bytes_s,
+    json_t *o = json_pack("{s:s, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "key", key, "rows", rows, "rows_s", rows_s, "head_s", r->head_s,
+                          "pair_alone_s", r->pair_alone_s, "pair_chunk_s", r->pair_chunk_s, "disk_pass_s", r->disk_pass_s, "disk_segment_s", r->disk_segment_s, "disk_read_bytes_s", r->disk_read_bytes_s,
                           "disk_write_bytes_s", r->disk_write_bytes_s);
     snprintf(part, sizeof part, "%s.%ld", path, (long)getpid());
     if (!json_dump_file(o, part, JSON_INDENT(1)) && rename(part, path))

@@ -88,6 +88,7 @@ typedef struct kvd_rates {
     double head_s;                  /* of the output head for one row, and of choosing from its logits */
     double pair_alone_s;            /* one query position against one key position, all layers: a single row */
     double pair_chunk_s;            /* the same in a chunk of rows */
+    double disk_pass_s;             /* of a pass that reads, beside bytes and segments */
     double disk_segment_s;          /* each segment that is read, whatever its size */
     double disk_read_bytes_s, disk_write_bytes_s; /* of spill_dir, beside that; 0: no disk tier */
 } kvd_rates;

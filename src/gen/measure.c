@@ -4,10 +4,12 @@
  * The disk is measured where it is used: by passes of one row over a file that holds
  * made-up blocks of this model's shapes. A plain read of the file would say too much,
  * for the threads that read compete with those that compute, and each segment costs
- * a turn of all of them, which small segments (a small budget) pay more often. So
- * there are two files with segments of different size, and from the two times
+ * a turn of all of them, which small segments (a small budget) pay more often. And
+ * what a pass does before its first segment is there and after its last hides behind
+ * no reading. So two files with segments of different size are read, one of them also
+ * in part, and from the three times come
  *
- *   time of a pass = bytes / rate + segments * cost of a segment
+ *   time of a pass = base + bytes / rate + segments * cost of a segment
  *
  * Writing is measured as decoding does it, a column at a time. */
 #include "base/clock.h"
@@ -91,17 +93,17 @@ static bool open_disk(disk *d, const char *dir, int64_t segment_blocks)
     return d->n > 0;
 }
 
-/* A pass of one row behind what was written. */
-static bool disk_pass(disk *d, double *seconds)
+/* A pass of one row behind the first n_blocks of what was written. */
+static bool disk_pass(disk *d, int64_t n_blocks, double *seconds)
 {
-    int64_t n = d->n * KVD__BLOCK;
+    int64_t n = n_blocks * KVD__BLOCK;
     kvd_pass_plan plan;
     kvd__disk_cost(d->shape, n + 1, n, 1, n, &plan);
     kvd__kv_reset(d->kv, n);
     if (kvd__kv_begin(d->kv, &plan, NULL))
         return false;
     void *stream = kvd__alloc(d->own, KVD_ACC_STREAM, (size_t)plan.stream_bytes, NULL);
-    kvd_span span = {.kv = d->kv, .ids = d->ids, .n_before = n, .n_new = 1, .n_logits = 1, .spill = d->sp, .disk_blocks = d->n};
+    kvd_span span = {.kv = d->kv, .ids = d->ids, .n_before = n, .n_new = 1, .n_logits = 1, .spill = d->sp, .disk_blocks = n_blocks};
     kvd_pass pass = {.spans = &span, .n_spans = 1, .stream = stream, .stream_type = d->stream_type};
     double t0 = kvd__seconds();
     int rc = stream ? kvd__model_pass(d->m, &pass, NULL) : KVD_E_NOMEM;
@@ -117,7 +119,7 @@ typedef struct {
 } moved;
 
 /* The median of a few passes: less than that would promise a calm machine. */
-static bool measure_reads(disk *d, int64_t segment_blocks, moved *x)
+static bool measure_reads(disk *d, int64_t n_blocks, int64_t segment_blocks, moved *x)
 {
     enum { MOST = 9 };
     double t[MOST], total = 0;
@@ -125,15 +127,15 @@ static bool measure_reads(disk *d, int64_t segment_blocks, moved *x)
     kvd_spill_stats before, after;
     kvd__spill_stats(d->sp, &before);
     while (n < MOST && (n < 3 || total < READ_SECONDS)) {
-        if (!disk_pass(d, &t[n]))
+        if (!disk_pass(d, n_blocks, &t[n]))
             return false;
         total += t[n++];
     }
     kvd__spill_stats(d->sp, &after);
     *x = (moved){.seconds = kvd__median(t, n), .bytes = (double)(after.read_bytes - before.read_bytes) / n};
     for (int l = 0; l < d->shape->n_layers; l++) {
-        int64_t from = kvd__first_seen(&d->m->config, l, d->n * KVD__BLOCK) / KVD__BLOCK / segment_blocks;
-        x->segments += (double)((d->n + segment_blocks - 1) / segment_blocks - from);
+        int64_t from = kvd__first_seen(&d->m->config, l, n_blocks * KVD__BLOCK) / KVD__BLOCK / segment_blocks;
+        x->segments += (double)((n_blocks + segment_blocks - 1) / segment_blocks - from);
     }
     return true;
 }
@@ -142,24 +144,34 @@ static bool measure_reads(disk *d, int64_t segment_blocks, moved *x)
 static void measure_disk(kvd_model *m, const kvd_kv_shape *shape, kvd_kvtype stream_type, const char *dir, kvd_rates *r)
 {
     static const int64_t segment_blocks[2] = {16, KVD__TILE_BLOCKS};
-    moved x[2];
+    moved x[2], part = {0};
     double write = 0;
     for (int i = 0; i < 2; i++) {
         disk d = {.m = m, .shape = shape, .stream_type = stream_type};
-        bool ok = open_disk(&d, dir, segment_blocks[i]) && measure_reads(&d, segment_blocks[i], &x[i]);
-        if (ok && i == 0)
+        bool ok = open_disk(&d, dir, segment_blocks[i]) && measure_reads(&d, d.n, segment_blocks[i], &x[i]);
+        if (ok && i == 0) {
+            int64_t few = d.n / 4 / segment_blocks[0] * segment_blocks[0];
             write = (double)(d.n * kvd__kv_block_bytes(shape) * shape->n_layers) / d.write_s;
+            ok = few == 0 || measure_reads(&d, few, segment_blocks[0], &part);
+        }
         close_disk(&d);
         if (!ok)
             return;
     }
-    /* seconds = bytes * b + segments * a, twice. A segment costs no less than nothing,
-     * and bytes a good part of the time: noise may say otherwise. */
-    double per_byte = x[0].seconds / x[0].bytes, wider = x[1].segments / x[1].bytes - x[0].segments / x[0].bytes;
-    double a = wider > 0 ? (x[1].seconds / x[1].bytes - per_byte) / wider : 0, most = 0.75 * x[0].seconds / x[0].segments;
+    /* seconds = base + bytes * b + segments * a, three times. Noise may say otherwise, but
+     * a base is no less than nothing and no more than half, a segment costs no less than
+     * nothing, and bytes a good part of the time. */
+    double base = 0;
+    if (part.bytes > 0 && part.bytes < x[0].bytes)
+        base = x[0].seconds - x[0].bytes * (x[0].seconds - part.seconds) / (x[0].bytes - part.bytes);
+    base = base < 0 ? 0 : base > x[0].seconds / 2 ? x[0].seconds / 2 : base;
+    double large = x[0].seconds - base, small = x[1].seconds - base, per_byte = large / x[0].bytes;
+    double wider = x[1].segments / x[1].bytes - x[0].segments / x[0].bytes;
+    double a = wider > 0 ? (small / x[1].bytes - per_byte) / wider : 0, most = 0.75 * large / x[0].segments;
     a = a < 0 ? 0 : a > most ? most : a;
+    r->disk_pass_s = base > r->head_s ? base - r->head_s : 0; /* the head is counted apart */
     r->disk_segment_s = a;
-    r->disk_read_bytes_s = x[0].bytes / (x[0].seconds - a * x[0].segments);
+    r->disk_read_bytes_s = x[0].bytes / (large - a * x[0].segments);
     r->disk_write_bytes_s = write;
 }
 

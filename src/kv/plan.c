@@ -59,7 +59,9 @@ static double read_seconds(const kvd_kv_shape *s, const kvd_plan_rates *r, const
         blocks += layers * (double)(to - from);
         segments += layers * (double)((to - 1) / o->segment_blocks - from / o->segment_blocks + 1);
     }
-    return blocks * (double)kvd__kv_block_bytes(s) / r->disk_read_bytes_s + segments * r->disk_segment_s;
+    if (segments <= 0)
+        return 0;
+    return r->disk_pass_s + blocks * (double)kvd__kv_block_bytes(s) / r->disk_read_bytes_s + segments * r->disk_segment_s;
 }
 
 /* Tokens of which the mean over decode is taken. */

@@ -29,6 +29,7 @@ typedef struct kvd_plan_rates {
     double head_s;                   /* the output head for one row, and choosing a token */
     double pair_alone_s;             /* one query position against one key position, all layers: one row */
     double pair_chunk_s;             /* the same with many rows */
+    double disk_pass_s;              /* a pass that reads, beside bytes and segments */
     double disk_segment_s;           /* each segment, whatever its size */
     double disk_read_bytes_s, disk_write_bytes_s; /* bytes per second beside that; 0: no disk */
 } kvd_plan_rates;
