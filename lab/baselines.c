@@ -146,23 +146,6 @@ static int run_or_refuse(baselines *b, cell *c, int64_t prompt, json_t *result, 
     return 0;
 }
 
-/* Full's own run, the measure of all: tokens and logits. */
-static int run_reference(baselines *b, int64_t prompt, kvd_error *err)
-{
-    kvd_session_options o;
-    kvd_session *s = NULL;
-    const char *list = "full";
-    char name[64];
-    int rc;
-    if (!lab_next_policy(b->l, &list, &o, name, &rc, err) || (rc = kvd_session_create(&s, b->l->m, &o, err)))
-        return rc;
-    lab_gauge_watch(&b->gauge, s);
-    b->full.begun = lab_seconds();
-    rc = lab_decode(b->l, s, b->prompts + prompt * b->n_prompt, b->n_prompt, NULL, b->n, lab_trace_step, &b->full, err);
-    kvd_session_free(&s);
-    return rc;
-}
-
 /* ---- which cells -------------------------------------------------------------------- */
 
 static char *own_list(const lab *l, kvd_error *err)
@@ -399,7 +382,7 @@ static int run_all(baselines *b, json_t *result, kvd_error *err)
     json_incref(details); /* to stand behind the matrix */
     json_array_remove(json_object_get(result, "tables"), json_array_size(json_object_get(result, "tables")) - 1);
     for (int64_t p = 0; !rc && p < b->n_prompts; p++) {
-        rc = run_reference(b, p, err);
+        rc = lab_run_full(b->l, b->prompts + p * b->n_prompt, b->n_prompt, b->n, &b->gauge, &b->full, err);
         for (int i = 0; !rc && i < b->n_cells; i++)
             rc = run_or_refuse(b, &b->cells[i], p, result, err);
     }

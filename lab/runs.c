@@ -290,3 +290,19 @@ lab_paper_model lab_paper_model_of(const kvd_model_info *info)
         }
     return LAB_PAPER_NONE;
 }
+
+int lab_run_full(const lab *l, const int32_t *prompt, int64_t n_prompt, int64_t n, lab_gauge *g, lab_trace *full, kvd_error *err)
+{
+    kvd_session_options o;
+    kvd_session *s = NULL;
+    const char *list = "full";
+    char name[64];
+    int rc;
+    if (!lab_next_policy(l, &list, &o, name, &rc, err) || (rc = kvd_session_create(&s, l->m, &o, err)))
+        return rc;
+    lab_gauge_watch(g, s);
+    full->begun = lab_seconds();
+    rc = lab_decode(l, s, prompt, n_prompt, NULL, n, lab_trace_step, full, err);
+    kvd_session_free(&s);
+    return rc;
+}

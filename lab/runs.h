@@ -77,6 +77,8 @@ int lab_trace_step(void *ctx, int64_t t, const float *logits, int32_t token, kvd
 bool lab_trace_same(const lab_trace *tr, int64_t t, const float *logits);
 /* The first step whose tokens differ; n if none does. */
 int64_t lab_first_difference(const int32_t *a, const int32_t *b, int64_t n);
+/* A greedy run of policy full into a made trace: what others are compared with. */
+int lab_run_full(const lab *l, const int32_t *prompt, int64_t n_prompt, int64_t n, lab_gauge *g, lab_trace *full, kvd_error *err);
 
 /* ---- the paper's models ----------------------------------------------------------- */
 
@@ -91,5 +93,6 @@ typedef enum lab_paper_model {
 } lab_paper_model;
 /* Which of the paper's Table 1 this one is, by family and shape. */
 lab_paper_model lab_paper_model_of(const kvd_model_info *info);
+
 
 #endif

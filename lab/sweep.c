@@ -84,21 +84,6 @@ static int run_cell(sweep *w, int i, int64_t prompt, kvd_error *err)
     return rc;
 }
 
-static int run_reference(sweep *w, int64_t prompt, kvd_error *err)
-{
-    kvd_session_options o;
-    kvd_session *s = NULL;
-    const char *list = "full";
-    char name[64];
-    int rc;
-    if (!lab_next_policy(w->l, &list, &o, name, &rc, err) || (rc = kvd_session_create(&s, w->l->m, &o, err)))
-        return rc;
-    lab_gauge_watch(&w->gauge, s);
-    rc = lab_decode(w->l, s, w->prompts + prompt * w->n_prompt, w->n_prompt, NULL, w->n, lab_trace_step, &w->full, err);
-    kvd_session_free(&s);
-    return rc;
-}
-
 /* ---- which cells -------------------------------------------------------------------- */
 
 static void own_list(char *list, size_t size)
@@ -266,7 +251,7 @@ static int run_all(sweep *w, json_t *result, kvd_error *err)
     rc = rc ? rc : lab_prompts(w->l, result, w->n_prompts, w->n_prompt, &w->prompts, err);
     rc = rc ? rc : lab_trace_make(&w->full, w->n, w->l->info.n_vocab, LAB_KEEP_DIGESTS, err);
     for (int64_t p = 0; !rc && p < w->n_prompts; p++) {
-        rc = run_reference(w, p, err);
+        rc = lab_run_full(w->l, w->prompts + p * w->n_prompt, w->n_prompt, w->n, &w->gauge, &w->full, err);
         for (int i = 0; !rc && i < w->n_cells; i++)
             if (!w->cells[i].exact || p < EXACT_PROMPTS)
                 rc = run_cell(w, i, p, err);

@@ -7,7 +7,6 @@
  * what is per row. */
 #include <string.h>
 
-#include "base/half.h"
 #include "model/steps.h"
 
 static void share(const kvd_worker *w, int64_t n, int64_t *a, int64_t *b) { kvd__pool_share(n, w->tid, w->n_threads, a, b); }
@@ -68,14 +67,6 @@ static void store_row(kvd_worker *w, const kvd_chunk *ch, int i, int64_t at)
         kvd__fail_run(w->run, ch->layer, ch->row0 + i);
 }
 
-static float value_at(const char *p, kvd_kvtype t, int64_t i)
-{
-    if (t == KVD_KV_F32)
-        return ((const float *)(const void *)p)[i];
-    uint16_t h = ((const uint16_t *)(const void *)p)[i];
-    return t == KVD_KV_F16 ? kvd__f16_to_f32(h) : kvd__bf16_to_f32(h);
-}
-
 /* Rotate what a head had kept before this feed to its ranks. */
 static void rotate_kept(kvd_worker *w, int layer, int head)
 {
@@ -87,7 +78,7 @@ static void rotate_kept(kvd_worker *w, int layer, int head)
         char *pk, *pv, *raw;
         kvd__compact_block(c, layer, head, f->slot[rank] / KVD__BLOCK, &pk, &pv, &raw);
         for (int i = 0; i < dh; i++)
-            k[i] = value_at(raw, c->shape.type, (int64_t)i * KVD__BLOCK + f->slot[rank] % KVD__BLOCK);
+            k[i] = kvd__kv_value(raw, c->shape.type, (int64_t)i * KVD__BLOCK + f->slot[rank] % KVD__BLOCK);
         turn_heads(w, turn(w, layer, rank), k, 1);
         store_k(w, pk, f->slot[rank], k);
     }
@@ -103,7 +94,7 @@ static void unpack_tile(const kvd_compact *c, int layer, int head, int64_t tile,
         char *k, *v, *raw;
         kvd__compact_block(c, layer, head, tile * KVD__TILE_BLOCKS + b, &k, &v, &raw);
         for (int64_t i = 0; i < n; i++)
-            panels[b * n + i] = value_at(k, c->shape.type, i);
+            panels[b * n + i] = kvd__kv_value(k, c->shape.type, i);
     }
 }
 
