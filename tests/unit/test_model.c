@@ -433,6 +433,25 @@ static void odd_shapes_run(void **state)
     }
 }
 
+/* Gemma 3 27B, known by its 62 layers, scales attention by d/heads; all others by d_head. */
+static void gemma3_scales_attention(void **state)
+{
+    (void)state;
+    static const struct {
+        mb_shape shape;
+        float scale;
+    } cases[] = {{{"gemma3", 61, 128, 2, 1, 16, 32, 64, 20, false}, 0.25F}, {{"gemma3", 62, 128, 2, 1, 16, 32, 64, 20, false}, 0.125F},
+                 {{"llama", 62, 128, 2, 1, 16, 32, 64, 0, false}, 0.25F}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        mb_init(&b, &cases[i].shape);
+        mb_write(&b);
+        kvd_model *m = loaded(KVD_ISA_AUTO, 1, 16);
+        check(m->config.attn_scale == cases[i].scale, "%s of %d layers: %g", cases[i].shape.arch, m->config.n_layers, (double)m->config.attn_scale);
+        kvd_model_free(&m);
+        mb_close(&b);
+    }
+}
+
 /* Scaling of positions as the files say it: the same model by three names. */
 static void rope_scaling_has_three_names(void **state)
 {
@@ -550,6 +569,7 @@ int main(void)
         cmocka_unit_test(bad_rope_factors),
         cmocka_unit_test(not_finite),
         cmocka_unit_test(odd_shapes_run),
+        cmocka_unit_test(gemma3_scales_attention),
         cmocka_unit_test(rope_scaling_has_three_names),
         cmocka_unit_test(a_window_of_everything),
         cmocka_unit_test(vocabulary_alone),
