@@ -86,18 +86,6 @@ static void rotate_kept(kvd_worker *w, int layer, int head)
 
 /* ---- the probe -------------------------------------------------------------------------- */
 
-/* K of a tile of slots as the f32 panels [4][d_head][16] that a product takes. */
-static void unpack_tile(const kvd_compact *c, int layer, int head, int64_t tile, float *panels)
-{
-    int64_t n = (int64_t)c->shape.d_head * KVD__BLOCK;
-    for (int b = 0; b < KVD__TILE_BLOCKS; b++) {
-        char *k, *v, *raw;
-        kvd__compact_block(c, layer, head, tile * KVD__TILE_BLOCKS + b, &k, &v, &raw);
-        for (int64_t i = 0; i < n; i++)
-            panels[b * n + i] = kvd__kv_value(k, c->shape.type, i);
-    }
-}
-
 /* The ranks [*lo, *hi) that row `at` of the feed sees. */
 static void seen(const kvd_compact *c, int layer, int head, int64_t at, int64_t *lo, int64_t *hi)
 {
@@ -111,8 +99,8 @@ static void seen(const kvd_compact *c, int layer, int head, int64_t at, int64_t 
 /* Add the softmax of one row's scores, by slot, to the weights, by rank. */
 static void add_softmax(kvd_worker *w, const kvd_set *f, const float *score, int64_t lo, int64_t hi, double *weights)
 {
-    float *e = w->lane->attn + 2 * KVD__TILE * w->c->d_head; /* behind the panels: 64 values or more */
-    enum { STEP = 64 };
+    float *e = w->lane->attn; /* free at this point, and longer than a step */
+    enum { STEP = KVD__TILE };
     double sum = 0;
     float max = score[f->slot[lo]];
     for (int64_t j = lo; j < hi; j++)
@@ -132,26 +120,29 @@ static void add_softmax(kvd_worker *w, const kvd_set *f, const float *score, int
 }
 
 /* Weights that rows [i, i + n) of the chunk (from row `at` of the feed on) give a
- * head's slots. */
+ * head's slots. A block of K is a panel of weights as the product takes it: 16 rows,
+ * one a slot, of d_head elements. */
 static void probe(kvd_worker *w, const kvd_chunk *ch, int head, int i, int n, int64_t at)
 {
     const kvd_compact *c = w->run->p->compact;
     const kvd_set *f = &c->feed[head];
     int dh = w->c->d_head, group = group_of(w);
-    float *panels = w->lane->attn, *y = c->rows + (int64_t)w->tid * KVD__PROBE_ROWS * c->slots;
+    static const int dtype[KVD_KV_COUNT] = {[KVD_KV_F16] = KVD_F16, [KVD_KV_BF16] = KVD_BF16, [KVD_KV_F32] = KVD_F32};
+    kvd_gemm_fn *product = w->k->gemm[dtype[c->shape.type]];
+    float *y = c->rows + (int64_t)w->tid * KVD__PROBE_ROWS * c->slots;
     double *weights = c->weights + head * c->slots;
-    int64_t n_tiles = (f->n + KVD__TILE - 1) / KVD__TILE;
+    int64_t n_blocks = kvd__blocks(f->n);
     for (int g = 0; g < group; g++) {
-        const float *q = row_of(w, i) + (head * group + g) * dh;
-        for (int64_t tile = 0; tile < n_tiles; tile++) {
-            kvd_acts a = {.x = q, .ld_x = w->s->ld_qkv};
-            unpack_tile(c, ch->layer, head, tile, panels);
-            w->k->gemm[KVD_F32](y + tile * KVD__TILE, c->slots, panels, KVD__TILE_BLOCKS, dh, &a, n);
+        kvd_acts a = {.x = row_of(w, i) + (head * group + g) * dh, .ld_x = w->s->ld_qkv};
+        for (int64_t block = 0; block < n_blocks; block++) {
+            char *pk, *pv, *raw;
+            kvd__compact_block(c, ch->layer, head, block, &pk, &pv, &raw);
+            product(y + block * KVD__BLOCK, c->slots, pk, 1, dh, &a, n);
         }
         for (int r = 0; r < n; r++) {
             int64_t lo, hi;
             seen(c, ch->layer, head, at + r, &lo, &hi);
-            w->k->scale(y + r * c->slots, w->c->attn_scale, n_tiles * KVD__TILE);
+            w->k->scale(y + r * c->slots, w->c->attn_scale, n_blocks * KVD__BLOCK);
             add_softmax(w, f, y + r * c->slots, lo, hi, weights);
         }
     }
