@@ -16,14 +16,16 @@ void kvd_session_options_defaults(kvd_session_options *o)
     *o = (kvd_session_options){.policy = KVD_POLICY_KV_DIRECT, .kv_type = KVD_TYPE_F16, .stream = KVD_TYPE_F32, .kv_tokens = -1};
 }
 
+_Static_assert(KVD_POLICY_TOVA - KVD_POLICY_WINDOW == (int)KVD_KEEP_TOVA, "the public list of lossy policies is that of kv/policy.h");
+
+static kvd_policy_kind keep_kind(kvd_policy lossy) { return (kvd_policy_kind)(lossy - KVD_POLICY_WINDOW); }
+
 const char *kvd_policy_name(kvd_policy p)
 {
     if (p == KVD_POLICY_KV_DIRECT || p == KVD_POLICY_FULL)
         return p == KVD_POLICY_FULL ? "full" : "kv-direct";
-    return kvd__is_lossy(p) && p <= KVD_POLICY_TOVA ? kvd__keeper((kvd_policy_kind)(p - KVD_POLICY_WINDOW))->name : "?";
+    return kvd__is_lossy(p) && p <= KVD_POLICY_TOVA ? kvd__keeper(keep_kind(p))->name : "?";
 }
-
-_Static_assert(KVD_POLICY_TOVA - KVD_POLICY_WINDOW == (int)KVD_KEEP_TOVA, "the public list of lossy policies is that of kv/policy.h");
 
 static int check_options(const kvd_session_options *o, kvd_error *err)
 {
@@ -87,8 +89,8 @@ int kvd_session_create(kvd_session **out, kvd_model *m, const kvd_session_option
         return KVD_E_NOMEM;
     }
     if (kvd__is_lossy(o.policy)) {
-        rc = kvd__compact_create(&s->compact, &s->shape, (kvd_policy_kind)(o.policy - KVD_POLICY_WINDOW), o.positions == KVD_POSITIONS_RENUMBER,
-                                 o.kv_tokens, kvd__pool_threads(m->pool), m->ledger, err);
+        rc = kvd__compact_create(&s->compact, &s->shape, keep_kind(o.policy), o.positions == KVD_POSITIONS_RENUMBER, o.kv_tokens,
+                                 kvd__pool_threads(m->pool), m->ledger, err);
         if (rc) {
             kvd_session_free(&s);
             return rc;
@@ -140,7 +142,8 @@ kvd_limits kvd__session_limits(const kvd_session *s)
 static int64_t lossy_bytes(const void *ctx, int64_t n)
 {
     const kvd_session *s = ctx;
-    return kvd__compact_feed_bytes(&s->shape, s->o.kv_tokens, s->o.positions == KVD_POSITIONS_RENUMBER, kvd__pool_threads(s->m->pool), n) +
+    return kvd__compact_feed_bytes(&s->shape, keep_kind(s->o.policy), s->o.positions == KVD_POSITIONS_RENUMBER, s->o.kv_tokens,
+                                   kvd__pool_threads(s->m->pool), n) +
            kvd__checkpoint_capacity(n) * (int64_t)sizeof *s->ids;
 }
 

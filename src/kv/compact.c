@@ -19,22 +19,29 @@ int64_t kvd__compact_arena_bytes(const kvd_kv_shape *s, int64_t budget)
     return n_sets * (capacity / KVD__BLOCK * head_bytes(s) + (int64_t)sizeof(kvd_set)) + lists_bytes(n_sets, capacity);
 }
 
+/* How many of n_observed rows a thread probes at once. */
+static int64_t probe_rows(int64_t n_observed) { return n_observed < KVD__PROBE_ROWS ? n_observed : KVD__PROBE_ROWS; }
+
 /* Bytes of a feed's buffers, for a head's `slots`. */
 typedef struct {
-    int64_t gathered, rotated, lists, weights, keep, rows;
+    int64_t gathered, rotated, lists, keep, weights, rows;
 } feed_sizes;
 
-static feed_sizes sizes_of(const kvd_kv_shape *s, bool renumber, int n_threads, int64_t n_rows, int64_t slots)
+static feed_sizes sizes_of(const kvd_kv_shape *s, bool renumber, int64_t n_threads, int64_t n_rows, int64_t n_observed, int64_t slots)
 {
     int64_t all = s->n_kv_heads * slots, block = head_bytes(s) * s->n_kv_heads * (slots / KVD__BLOCK);
+    int64_t probing = n_threads < s->n_kv_heads ? n_threads : s->n_kv_heads; /* threads that have a head */
     return (feed_sizes){.gathered = n_rows > 1 ? block : 0, .rotated = renumber ? block / 2 : 0,
-                        .lists = lists_bytes(s->n_kv_heads, slots), .weights = all * (int64_t)sizeof(double), .keep = all,
-                        .rows = n_threads * KVD__PROBE_ROWS * slots * (int64_t)sizeof(float)};
+                        .lists = n_rows > 1 ? lists_bytes(s->n_kv_heads, slots) : 0, .keep = all,
+                        .weights = n_observed ? all * (int64_t)sizeof(double) : 0,
+                        .rows = probing * probe_rows(n_observed) * slots * (int64_t)sizeof(float)};
 }
 
-int64_t kvd__compact_feed_bytes(const kvd_kv_shape *s, int64_t budget, bool renumber, int n_threads, int64_t n_rows)
+int64_t kvd__compact_feed_bytes(const kvd_kv_shape *s, kvd_policy_kind kind, bool renumber, int64_t budget, int n_threads,
+                                int64_t n_rows)
 {
-    feed_sizes z = sizes_of(s, renumber, n_threads, n_rows, tiles_up(budget + (n_rows > 1 ? n_rows : 0)));
+    feed_sizes z = sizes_of(s, renumber, n_threads, n_rows, kvd__keeper(kind)->observes(n_rows, budget),
+                            tiles_up(budget + (n_rows > 1 ? n_rows : 0)));
     return kvd__compact_arena_bytes(s, budget) + n_rows * s->stream_row_bytes + z.gathered + z.rotated + z.lists + z.weights + z.keep + z.rows;
 }
 
@@ -76,12 +83,12 @@ static void free_feed(kvd_compact *c)
     kvd__free(c->gathered);
     kvd__free(c->rotated);
     kvd__free(c->feed_lists);
-    kvd__free(c->weights);
     kvd__free(c->keep);
+    kvd__free(c->weights);
     kvd__free(c->rows);
     c->gathered = c->rotated = c->feed_lists = NULL;
-    c->weights = NULL;
     c->keep = NULL;
+    c->weights = NULL;
     c->rows = NULL;
 }
 
@@ -111,23 +118,24 @@ int kvd__compact_begin(kvd_compact *c, int64_t n_new, kvd_error *err)
     int64_t kept = c->n_tokens < c->budget ? c->n_tokens : c->budget;
     c->n_new = n_new;
     c->n_observed = c->keeper->observes(n_new, c->budget);
+    c->probe_rows = probe_rows(c->n_observed);
     c->slots = n_new > 1 ? tiles_up(kept + n_new) : c->capacity;
-    feed_sizes z = sizes_of(&c->shape, c->renumber, (int)c->n_threads, n_new, c->slots);
+    feed_sizes z = sizes_of(&c->shape, c->renumber, c->n_threads, n_new, c->n_observed, c->slots);
     bool ok = true;
     struct {
         void **to;
         int64_t bytes;
     } list[] = {{(void **)(void *)&c->gathered, z.gathered}, {(void **)(void *)&c->rotated, z.rotated},
-                {(void **)(void *)&c->feed_lists, z.lists},  {(void **)(void *)&c->weights, z.weights},
-                {(void **)(void *)&c->keep, z.keep},         {(void **)(void *)&c->rows, z.rows}};
+                {(void **)(void *)&c->feed_lists, z.lists},  {(void **)(void *)&c->keep, z.keep},
+                {(void **)(void *)&c->weights, z.weights},   {(void **)(void *)&c->rows, z.rows}};
     for (size_t i = 0; ok && i < sizeof list / sizeof list[0]; i++)
         ok = !list[i].bytes || (*list[i].to = kvd__alloc(c->ledger, KVD_ACC_LAYER, (size_t)list[i].bytes, err));
     if (!ok) {
         free_feed(c);
         return err && err->code ? err->code : KVD_E_NOMEM;
     }
-    place_lists(c->feed, c->shape.n_kv_heads, c->slots, c->feed_lists);
     if (n_new > 1) {
+        place_lists(c->feed, c->shape.n_kv_heads, c->slots, c->feed_lists);
         c->prompt_end = c->n_tokens + n_new;
         c->snap_window = c->n_observed;
     }
@@ -250,7 +258,8 @@ static void open_gathered(kvd_compact *c, int layer, int head)
 
 void kvd__compact_open(kvd_compact *c, int layer, int head)
 {
-    memset(c->weights + head * c->slots, 0, (size_t)c->slots * sizeof *c->weights);
+    if (c->n_observed)
+        memset(c->weights + head * c->slots, 0, (size_t)c->slots * sizeof *c->weights);
     if (c->n_new == 1)
         open_single(c, layer, head);
     else
@@ -277,9 +286,10 @@ static void settle(kvd_compact *c, int layer, int head)
     }
 }
 
-void kvd__compact_close(kvd_compact *c, int layer, int head0, int head1, int64_t n_queries)
+/* Let the policy see what was observed of heads [head0, head1). */
+static void fold(kvd_compact *c, int head0, int head1, int64_t n_queries)
 {
-    if (c->n_observed && c->keeper->per_layer) { /* one sum for all heads, whose sets are equal */
+    if (c->keeper->per_layer) { /* one sum for all heads, whose sets are equal */
         double *sum = c->weights + head0 * c->slots;
         for (int h = head0 + 1; h < head1; h++)
             for (int64_t i = 0; i < c->feed[h].n; i++)
@@ -288,11 +298,16 @@ void kvd__compact_close(kvd_compact *c, int layer, int head0, int head1, int64_t
     }
     for (int h = head0; h < head1; h++) {
         const double *w = c->weights + (c->keeper->per_layer ? head0 : h) * c->slots;
-        if (c->n_observed)
-            c->keeper->observe(c->feed[h].score, w, c->feed[h].n, n_queries, c->n_observed);
-        if (c->n_new > 1)
-            settle(c, layer, h);
+        c->keeper->observe(c->feed[h].score, w, c->feed[h].n, n_queries, c->n_observed);
     }
+}
+
+void kvd__compact_close(kvd_compact *c, int layer, int head0, int head1, int64_t n_queries)
+{
+    if (c->n_observed)
+        fold(c, head0, head1, n_queries);
+    for (int h = head0; c->n_new > 1 && h < head1; h++)
+        settle(c, layer, h);
 }
 
 void kvd__compact_block(const kvd_compact *c, int layer, int head, int64_t block, char **k, char **v, char **raw_k)

@@ -47,11 +47,13 @@ typedef struct kvd_compact {
     char *gathered;     /* [n_kv_heads][slots/16] blocks; NULL with one row */
     char *rotated;      /* renumber: [n_kv_heads][slots/16][d_head][16] K of what attention reads */
     kvd_set *feed;      /* [n_kv_heads]: the sets that attention sees at the layer under way */
-    char *feed_lists;
-    double *weights;    /* [n_kv_heads][slots] in the order of feed[].pos */
+    char *feed_lists;   /* what feed points into; NULL with one row, whose sets are the arena's */
     uint8_t *keep;      /* [n_kv_heads][slots] */
-    float *rows;        /* [n_threads][KVD__PROBE_ROWS][slots]: scores of some rows */
     int64_t n_threads;
+    /* The probe's; NULL where nothing is observed. */
+    double *weights;    /* [n_kv_heads][slots] in the order of feed[].pos */
+    float *rows;        /* [threads that have a head][probe_rows][slots]: scores of some rows */
+    int64_t probe_rows; /* at once, KVD__PROBE_ROWS or less */
 } kvd_compact;
 
 enum { KVD__PROBE_ROWS = 32, KVD__LEAST_BUDGET = 8 };
@@ -64,9 +66,11 @@ void kvd__compact_destroy(kvd_compact **c);
 void kvd__compact_reset(kvd_compact *c);
 
 /* Context memory: between feeds, and at the highest of a feed of n_rows on top of
- * budget kept ones, stream included, ids aside. */
+ * budget kept ones, stream included, ids aside. What only a probe needs is in it where
+ * the policy observes such a feed. */
 int64_t kvd__compact_arena_bytes(const kvd_kv_shape *s, int64_t budget);
-int64_t kvd__compact_feed_bytes(const kvd_kv_shape *s, int64_t budget, bool renumber, int n_threads, int64_t n_rows);
+int64_t kvd__compact_feed_bytes(const kvd_kv_shape *s, kvd_policy_kind kind, bool renumber, int64_t budget, int n_threads,
+                                int64_t n_rows);
 
 /* A feed of n_new tokens begins and ends. After begin fails nothing has changed;
  * done false: the sets may be in pieces, reset before anything else. */

@@ -129,7 +129,7 @@ static void probe(kvd_worker *w, const kvd_chunk *ch, int head, int i, int n, in
     int dh = w->c->d_head, group = group_of(w);
     static const int dtype[KVD_KV_COUNT] = {[KVD_KV_F16] = KVD_F16, [KVD_KV_BF16] = KVD_BF16, [KVD_KV_F32] = KVD_F32};
     kvd_gemm_fn *product = w->k->gemm[dtype[c->shape.type]];
-    float *y = c->rows + (int64_t)w->tid * KVD__PROBE_ROWS * c->slots;
+    float *y = c->rows + w->tid * c->probe_rows * c->slots;
     double *weights = c->weights + head * c->slots;
     int64_t n_blocks = kvd__blocks(f->n);
     for (int g = 0; g < group; g++) {
@@ -154,8 +154,8 @@ static void observe(kvd_worker *w, const kvd_chunk *ch)
     const kvd_compact *c = w->run->p->compact;
     int64_t from = c->n_new - c->n_observed - ch->row0;
     for (int head = w->tid; head < w->c->n_kv_heads; head += w->n_threads)
-        for (int64_t i = from > 0 ? from : 0; i < ch->n; i += KVD__PROBE_ROWS) {
-            int64_t n = ch->n - i < KVD__PROBE_ROWS ? ch->n - i : KVD__PROBE_ROWS;
+        for (int64_t i = from > 0 ? from : 0; i < ch->n; i += c->probe_rows) {
+            int64_t n = ch->n - i < c->probe_rows ? ch->n - i : c->probe_rows;
             probe(w, ch, head, (int)i, (int)n, ch->row0 + i);
         }
 }

@@ -288,7 +288,7 @@ static void the_ledger_holds_the_budget(void **state)
                 int64_t ids_bytes = kvd__checkpoint_capacity(N) * 4;
                 assert_int_equal(atomic_load(&m->ledger->context_now), arena + ids_bytes);
                 int64_t peak = atomic_load(&m->ledger->context_peak),
-                        bound = kvd__compact_feed_bytes(&s->shape, 64, renumber, 1, 90) + ids_bytes;
+                        bound = kvd__compact_feed_bytes(&s->shape, (kvd_policy_kind)p, renumber, 64, 1, 90) + ids_bytes;
                 check(peak > arena && peak <= bound, "peak %lld, bound %lld", (long long)peak, (long long)bound);
                 for (int l = 0; l < m->config.n_layers; l++)
                     for (int h = 0; h < m->config.n_kv_heads; h++) {
@@ -304,6 +304,46 @@ static void the_ledger_holds_the_budget(void **state)
                 free(got.rows);
                 tiny_free(&m);
             }
+}
+
+/* The ledger's peak of a feed of n tokens to a session that holds its budget. */
+static int64_t peak_of_feed(kvd_session *s, int64_t n)
+{
+    kvd_error err = {0};
+    atomic_store(&s->m->ledger->context_peak, atomic_load(&s->m->ledger->context_now));
+    assert_int_equal(kvd_session_feed(s, ids, n, NULL, &err), 0);
+    return atomic_load(&s->m->ledger->context_peak);
+}
+
+/* Weights and scores exist for what a policy observes, and for no more. */
+static void what_is_not_observed_takes_no_memory(void **state)
+{
+    (void)state;
+    enum { B = 64, ROWS = 90 };
+    static const struct {
+        int64_t of_many, of_one; /* rows that a thread probes at once */
+    } probed[N_POLICIES] = {{0, 0}, {0, 0}, {32, 1}, {32, 0}, {1, 1}};
+    for (int f = 0; f < N_FAMILIES; f++) {
+        kvd_model *m = tiny_load(families[f], NULL);
+        make_ids(m);
+        int64_t n_heads = m->config.n_kv_heads, window_many = 0, window_one = 0;
+        for (int p = 0; p < N_POLICIES; p++) {
+            kvd_session *s = lossy(m, policies[p], KVD_POSITIONS_ORIGINAL, B, KVD_TYPE_F16);
+            kvd_error err;
+            assert_int_equal(kvd_session_feed(s, ids, ROWS, NULL, &err), 0);
+            int64_t many = peak_of_feed(s, ROWS), one = peak_of_feed(s, 1);
+            int64_t slots = 192; /* B + ROWS, in tiles of 64 */
+            assert_int_equal(many, kvd__compact_feed_bytes(&s->shape, (kvd_policy_kind)p, false, B, 1, ROWS) + kvd__checkpoint_capacity(2 * ROWS) * 4);
+            if (p == 0) {
+                window_many = many;
+                window_one = one;
+            }
+            assert_int_equal(many - window_many, probed[p].of_many ? slots * (n_heads * 8 + probed[p].of_many * 4) : 0);
+            assert_int_equal(one - window_one, probed[p].of_one ? B * (n_heads * 8 + probed[p].of_one * 4) : 0);
+            kvd_session_free(&s);
+        }
+        tiny_free(&m);
+    }
 }
 
 static int never(void *ctx, int64_t done, int64_t total, int64_t rows, int64_t recomputed)
@@ -441,6 +481,7 @@ static void generation_has_a_receipt_of_its_own(void **state)
 
 int main(void)
 {
+    cmocka_set_test_filter(getenv("KVD_TEST")); /* a pattern: only these */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(keeps_by_hand),
         cmocka_unit_test(ties_keep_the_younger),
@@ -451,6 +492,7 @@ int main(void)
         cmocka_unit_test(dropping_is_seen_in_the_logits),
         cmocka_unit_test(the_window_policy_is_a_sliding_window),
         cmocka_unit_test(the_ledger_holds_the_budget),
+        cmocka_unit_test(what_is_not_observed_takes_no_memory),
         cmocka_unit_test(what_can_not_be_is_refused),
         cmocka_unit_test(failed_allocations),
         cmocka_unit_test(generation_has_a_receipt_of_its_own),
