@@ -18,131 +18,108 @@
  * bit, and so are those of a second run of full. Where there is a disk tier, that runs
  * on all prompts at each budget, and recomputing, which rebuilds most of the context
  * for each token, on the first. */
-#include "lab/runs.h"
+#include "lab/compare.h"
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
-enum { N_PROMPTS = 5, PROMPT = 512, N_NEW = 50, QUICK_NEW = 16, MOST_NEW = 256, MOST_CELLS = 128, RETAIN_75 = 384 };
+enum { N_PROMPTS = 5, PROMPT = 512, N_NEW = 50, QUICK_NEW = 16, MOST_NEW = 256, RETAIN_75 = 384 };
 
 /* One way of running: match in 0..1 and KL in bits, means over steps and prompts. */
 typedef struct {
     double match, kl;
 } fidelity;
 
+/* What a cell comes to. */
 typedef struct {
-    char name[64], label[64];
-    kvd_session_options o;
+    const lab_compare_cell *cell;
+    char label[64];
     fidelity free, forced; /* sums over prompts until the end */
-    int64_t n_prompts;     /* of which so many were run */
     int64_t same_bits, steps, held_bytes;
-    double first_different, decode_s; /* sums over prompts */
     bool refused;          /* there is no disk tier here */
     bool first_only;       /* the first prompt will do, if the disk tier runs on all */
-} cell;
+} score;
 
 typedef struct {
-    const lab *l;
-    int64_t n, n_prompts, n_prompt;
-    int32_t *prompts; /* [n_prompts][n_prompt] */
-    cell *cells;
-    int n_cells;
-    lab_trace full;
-    lab_gauge gauge;
-    json_t *details;
-    int64_t done;     /* runs, for the progress bar */
+    lab_comparison cmp;
+    score scores[LAB_MOST_CELLS]; /* of cmp.cells */
+    json_t *details, *result;
 } baselines;
 
-/* A run under way. */
+/* Sums over the steps of a run under way. */
 typedef struct {
     baselines *b;
-    cell *c;
-    lab_trace own;
-    double kl;        /* sum over steps */
+    score *score;
+    double kl;
     int64_t same_bits;
-} run;
+} sums;
 
-static int step(void *ctx, int64_t t, const float *logits, int32_t token, kvd_error *err)
+static void seen(void *ctx, int64_t t, const float *logits)
 {
-    run *r = ctx;
-    baselines *b = r->b;
-    lab_trace_step(&r->own, t, logits, token, err);
-    double begun = lab_seconds();
-    int64_t held = lab_gauge_look(&b->gauge);
-    r->c->held_bytes = held > r->c->held_bytes ? held : r->c->held_bytes;
-    r->kl += lab_kl_bits(b->full.logits + t * b->full.n_vocab, logits, b->full.n_vocab);
-    r->same_bits += lab_trace_same(&b->full, t, logits);
-    r->own.begun += lab_seconds() - begun;
-    return lab_tick(b->l, r->c->name, b->done, (int64_t)b->n_cells * b->n_prompts, err);
+    sums *r = ctx;
+    const lab_trace *full = &r->b->cmp.full;
+    int64_t held = lab_gauge_look(&r->b->cmp.gauge);
+    r->score->held_bytes = held > r->score->held_bytes ? held : r->score->held_bytes;
+    r->kl += lab_kl_bits(full->logits + t * full->n_vocab, logits, full->n_vocab);
+    r->same_bits += lab_trace_same(full, t, logits);
 }
 
-static fidelity fidelity_of(const run *r)
+static fidelity fidelity_of(const lab_compare_run *r, const sums *all)
 {
-    const baselines *b = r->b;
-    return (fidelity){lab_match(r->own.tokens, b->full.tokens, b->n), r->kl / (double)b->n};
+    return (fidelity){lab_match(r->own.tokens, r->c->full.tokens, r->c->n), all->kl / (double)r->c->n};
 }
 
-static int run_cell(baselines *b, cell *c, int64_t prompt, kvd_error *err)
+static int run_cell(baselines *b, int i, int64_t prompt, kvd_error *err)
 {
-    const int32_t *ids = b->prompts + prompt * b->n_prompt;
-    kvd_session *s = NULL;
-    run r = {.b = b, .c = c};
-    int rc = lab_trace_make(&r.own, b->n, b->l->info.n_vocab, LAB_KEEP_TOKENS, err);
-    rc = rc ? rc : kvd_session_create(&s, b->l->m, &c->o, err);
-    if (!rc) {
-        lab_gauge_watch(&b->gauge, s);
-        r.own.begun = lab_seconds();
-        rc = lab_decode(b->l, s, ids, b->n_prompt, NULL, b->n, step, &r, err);
+    score *c = &b->scores[i];
+    sums all = {.b = b, .score = c};
+    lab_compare_run r = {.c = &b->cmp, .cell = &b->cmp.cells[i], .prompt = prompt, .seen = seen, .ctx = &all};
+    fidelity free_run = {0}, forced = {0};
+    int rc = lab_compare_begin(&r, err);
+    if (!rc)
+        free_run = forced = fidelity_of(&r, &all);
+    if (!rc && r.first_different + 1 < b->cmp.n) { /* the last token is fed to nobody */
+        all.kl = 0;
+        all.same_bits = 0;
+        rc = lab_compare_forced(&r, err);
+        forced = rc ? forced : fidelity_of(&r, &all);
     }
-    fidelity free_run = fidelity_of(&r), forced = free_run;
-    int64_t first = rc ? 0 : lab_first_difference(r.own.tokens, b->full.tokens, b->n);
-    double decode_s = rc ? 0 : r.own.seconds[b->n - 1] - r.own.seconds[0];
-    if (!rc && first + 1 < b->n) { /* the last token is fed to nobody */
-        r.kl = 0;
-        r.same_bits = 0;
-        rc = kvd_session_rewind(s, 0, err);
-        rc = rc ? rc : lab_decode(b->l, s, ids, b->n_prompt, b->full.tokens, b->n, step, &r, err);
-        forced = fidelity_of(&r);
-    }
-    kvd_session_free(&s);
     if (!rc) {
         c->free.match += free_run.match, c->free.kl += free_run.kl;
         c->forced.match += forced.match, c->forced.kl += forced.kl;
-        c->same_bits += r.same_bits;
-        c->steps += b->n;
-        c->n_prompts++;
-        c->first_different += (double)first;
-        c->decode_s += decode_s;
-        lab_row(b->details, json_pack("[s, I, f, o, f, o, I]", c->name, (json_int_t)prompt + 1, 100 * free_run.match,
-                                      lab_number(free_run.kl), 100 * forced.match, lab_number(forced.kl), (json_int_t)first));
+        c->same_bits += all.same_bits;
+        c->steps += b->cmp.n;
+        lab_row(b->details, json_pack("[s, I, f, o, f, o, I]", c->cell->name, (json_int_t)prompt + 1, 100 * free_run.match,
+                                      lab_number(free_run.kl), 100 * forced.match, lab_number(forced.kl),
+                                      (json_int_t)r.first_different));
     }
-    lab_trace_free(&r.own);
-    b->done++;
+    lab_compare_end(&r, rc == 0);
     return rc;
 }
 
 static bool has_disk(const baselines *b)
 {
-    for (int i = 0; i < b->n_cells; i++)
-        if (b->cells[i].o.policy == KVD_POLICY_KV_DIRECT && b->cells[i].o.evict_to == KVD_EVICT_DISK && !b->cells[i].refused)
+    for (int i = 0; i < b->cmp.n_cells; i++) {
+        const kvd_session_options *o = &b->cmp.cells[i].o;
+        if (o->policy == KVD_POLICY_KV_DIRECT && o->evict_to == KVD_EVICT_DISK && !b->scores[i].refused)
             return true;
+    }
     return false;
 }
 
 /* The disk tier is in the list of its own accord: where it can not be had, those rows
  * are missing and nothing else. */
-static int run_or_refuse(baselines *b, cell *c, int64_t prompt, json_t *result, kvd_error *err)
+static int run_or_refuse(void *ctx, int i, int64_t prompt, kvd_error *err)
 {
-    if (c->refused || (prompt && c->first_only && has_disk(b))) {
-        b->done++;
+    baselines *b = ctx;
+    score *c = &b->scores[i];
+    if (c->refused || (prompt && c->first_only && has_disk(b)))
         return 0;
-    }
-    int rc = run_cell(b, c, prompt, err);
-    if (rc != KVD_E_IO || b->l->policies || c->o.evict_to != KVD_EVICT_DISK || prompt)
+    int rc = run_cell(b, i, prompt, err);
+    if (rc != KVD_E_IO || b->cmp.l->policies || c->cell->o.evict_to != KVD_EVICT_DISK || prompt)
         return rc;
     c->refused = true;
-    lab_note(result, "%s was refused: %s", c->name, err->message);
+    lab_note(b->result, "%s was refused: %s", c->cell->name, err->message);
     return 0;
 }
 
@@ -168,79 +145,62 @@ static char *own_list(const lab *l, kvd_error *err)
     return list;
 }
 
-static void make_label(cell *c)
+static void make_label(score *c)
 {
-    bool exact = c->o.policy == KVD_POLICY_KV_DIRECT;
-    const char *more = exact && c->o.evict_to == KVD_EVICT_DISK           ? " disk"
-                       : exact                                            ? " recompute"
-                       : c->o.positions == KVD_POSITIONS_RENUMBER ? " renumbered"
-                                                                          : "";
-    snprintf(c->label, sizeof c->label, "%s%s", kvd_policy_name(c->o.policy), more);
+    const kvd_session_options *o = &c->cell->o;
+    bool direct = o->policy == KVD_POLICY_KV_DIRECT;
+    const char *more = direct && o->evict_to == KVD_EVICT_DISK   ? " disk"
+                       : direct                                  ? " recompute"
+                       : o->positions == KVD_POSITIONS_RENUMBER ? " renumbered"
+                                                                 : "";
+    snprintf(c->label, sizeof c->label, "%s%s", kvd_policy_name(o->policy), more);
 }
 
 static int make_cells(baselines *b, kvd_error *err)
 {
-    int rc = 0;
-    char *own = b->l->policies ? NULL : own_list(b->l, err);
-    const char *list = b->l->policies ? b->l->policies : own;
-    if (!list || !(b->cells = lab_alloc(MOST_CELLS, sizeof *b->cells, err))) {
-        free(own);
+    const lab *l = b->cmp.l;
+    char *own = l->policies ? NULL : own_list(l, err);
+    if (!l->policies && !own)
         return KVD_E_NOMEM;
-    }
-    for (;;) {
-        kvd_session_options o;
-        char name[64];
-        if (!lab_next_policy(b->l, &list, &o, name, &rc, err))
-            break;
-        if (b->n_cells == MOST_CELLS) {
-            rc = lab_fail(err, KVD_E_RANGE, "more than %d policies", MOST_CELLS);
-            break;
-        }
-        cell *c = &b->cells[b->n_cells++];
-        memcpy(c->name, name, sizeof name);
-        c->o = o;
-        c->first_only = own && o.policy == KVD_POLICY_KV_DIRECT && o.evict_to != KVD_EVICT_DISK;
-        make_label(c);
-    }
+    int rc = lab_compare_make(&b->cmp, b->result, own, LAB_KEEP_LOGITS, err);
     free(own);
-    if (!rc && b->n_cells == 0)
-        rc = lab_fail(err, KVD_E_ARG, "no policies");
+    for (int i = 0; !rc && i < b->cmp.n_cells; i++) {
+        const kvd_session_options *o = &b->cmp.cells[i].o;
+        b->scores[i].cell = &b->cmp.cells[i];
+        b->scores[i].first_only = !l->policies && o->policy == KVD_POLICY_KV_DIRECT && o->evict_to != KVD_EVICT_DISK;
+        make_label(&b->scores[i]);
+    }
     return rc;
-}
-
-static bool is_exact(const cell *c)
-{
-    return c->o.policy == KVD_POLICY_KV_DIRECT || c->o.policy == KVD_POLICY_FULL;
 }
 
 /* ---- the result --------------------------------------------------------------------- */
 
-static void add_cell(const baselines *b, json_t *table, const cell *c, int64_t budget)
+static void add_cell(const baselines *b, json_t *table, const score *c, int64_t budget)
 {
-    double n = (double)c->n_prompts, decoded = n * (double)(b->n - 1);
+    double n = (double)c->cell->n_prompts, decoded = n * (double)(b->cmp.n - 1);
     lab_row(table, json_pack("[s, s, I, I, f, o, f, o, I, I, f, f, f]", c->label,
-                             c->o.positions == KVD_POSITIONS_RENUMBER ? "renumbered" : "original", (json_int_t)budget,
-                             (json_int_t)c->n_prompts, 100 * c->free.match / n, lab_number(c->free.kl / n), 100 * c->forced.match / n,
-                             lab_number(c->forced.kl / n), (json_int_t)c->same_bits, (json_int_t)c->steps, c->first_different / n,
-                             (double)c->held_bytes / 1e6, decoded > 0 ? 1e3 * c->decode_s / decoded : 0));
+                             c->cell->o.positions == KVD_POSITIONS_RENUMBER ? "renumbered" : "original", (json_int_t)budget,
+                             (json_int_t)c->cell->n_prompts, 100 * c->free.match / n, lab_number(c->free.kl / n), 100 * c->forced.match / n,
+                             lab_number(c->forced.kl / n), (json_int_t)c->same_bits, (json_int_t)c->steps, c->cell->first_different / n,
+                             (double)c->held_bytes / 1e6, decoded > 0 ? 1e3 * c->cell->decode_s / decoded : 0));
 }
 
 /* Full keeps everything at every budget: its one run stands in each column, as in the
  * paper's figure. */
-static void add_full(const baselines *b, json_t *table, const cell *full)
+static void add_full(const baselines *b, json_t *table, const score *full)
 {
     bool any = false;
-    for (int i = 0; i < b->n_cells; i++) {
-        int64_t budget = b->cells[i].o.kv_tokens;
+    for (int i = 0; i < b->cmp.n_cells; i++) {
+        int64_t budget = b->cmp.cells[i].o.kv_tokens;
         bool is_new = budget >= 0;
         for (int j = 0; j < i; j++)
-            is_new &= b->cells[j].o.kv_tokens != budget;
+            is_new &= b->cmp.cells[j].o.kv_tokens != budget;
         if (is_new)
             add_cell(b, table, full, budget);
         any |= is_new;
     }
     if (!any)
-        add_cell(b, table, full, b->n_prompt);
+        add_cell(b, table, full, b->cmp.n_prompt);
 }
 
 static void add_tables(const baselines *b, json_t *result)
@@ -260,11 +220,11 @@ static void add_tables(const baselines *b, json_t *result)
                                          {"ms", "ms per token", 2},
                                          {NULL, NULL, 0}};
     json_t *table = lab_table(result, "matrix", "Methods and budgets, means over prompts and steps", columns);
-    for (int i = 0; i < b->n_cells; i++)
-        if (b->cells[i].o.policy == KVD_POLICY_FULL)
-            add_full(b, table, &b->cells[i]);
-        else if (!b->cells[i].refused)
-            add_cell(b, table, &b->cells[i], b->cells[i].o.kv_tokens);
+    for (int i = 0; i < b->cmp.n_cells; i++)
+        if (b->cmp.cells[i].o.policy == KVD_POLICY_FULL)
+            add_full(b, table, &b->scores[i]);
+        else if (!b->scores[i].refused)
+            add_cell(b, table, &b->scores[i], b->cmp.cells[i].o.kv_tokens);
     lab_plot(result, "match", "Token match with the full cache, each going its own way, %", "heat", "matrix", "budget", "method", NULL,
              "match_free", 0);
     lab_plot(result, "match-forced", "Next token agreed on, both on the full cache's text, %", "heat", "matrix", "budget", "method", NULL,
@@ -292,13 +252,13 @@ static range range_of(const baselines *b, bool exact, int64_t budget)
 {
     const fidelity high = {INFINITY, INFINITY}, low = {-INFINITY, -INFINITY};
     range r = {0, high, low, high, low};
-    for (int i = 0; i < b->n_cells; i++) {
-        const cell *c = &b->cells[i];
-        if (c->refused || is_exact(c) != exact || (budget && c->o.kv_tokens != budget))
+    for (int i = 0; i < b->cmp.n_cells; i++) {
+        const score *c = &b->scores[i];
+        if (c->refused || c->cell->exact != exact || (budget && c->cell->o.kv_tokens != budget))
             continue;
         r.n++;
-        widen(&r.free_least, &r.free_most, c->free, (double)c->n_prompts);
-        widen(&r.forced_least, &r.forced_most, c->forced, (double)c->n_prompts);
+        widen(&r.free_least, &r.free_most, c->free, (double)c->cell->n_prompts);
+        widen(&r.forced_least, &r.forced_most, c->forced, (double)c->cell->n_prompts);
     }
     return r;
 }
@@ -312,7 +272,7 @@ static void compare_lossy(const baselines *b, json_t *result, const char *what, 
     range r = range_of(b, false, budget);
     if (!r.n)
         return;
-    lab_paper_model m = lab_paper_model_of(&b->l->info);
+    lab_paper_model m = lab_paper_model_of(&b->cmp.l->info);
     bool comparable = m == LAB_PAPER_QWEN25_05B || m == LAB_PAPER_QWEN25_15B;
     bool match_same = r.free_least.match >= match_least - 5 && r.free_most.match <= match_most + 5;
     double nat = log(2), least = r.free_least.kl * nat, most = r.free_most.kl * nat;
@@ -354,17 +314,18 @@ static void compare_with_paper(const baselines *b, json_t *result)
 
 static void check_exact(const baselines *b, json_t *result)
 {
-    for (int i = 0; i < b->n_cells; i++) {
-        const cell *c = &b->cells[i];
-        double n = (double)c->n_prompts;
-        if (is_exact(c) && !c->refused && (c->same_bits != c->steps || c->free.kl != 0 || c->forced.kl != 0 || c->free.match < n))
-            lab_check_failed(result, "%s is not exactly full: %.2f %% of the tokens, %lld of %lld logits, KL %.3g bits.", c->name,
+    for (int i = 0; i < b->cmp.n_cells; i++) {
+        const score *c = &b->scores[i];
+        double n = (double)c->cell->n_prompts;
+        if (c->cell->exact && !c->refused && (c->same_bits != c->steps || c->free.kl != 0 || c->forced.kl != 0 || c->free.match < n))
+            lab_check_failed(result, "%s is not exactly full: %.2f %% of the tokens, %lld of %lld logits, KL %.3g bits.", c->cell->name,
                              100 * c->free.match / n, (long long)c->same_bits, (long long)c->steps, fmax(c->free.kl, c->forced.kl) / n);
     }
 }
 
-static int run_all(baselines *b, json_t *result, kvd_error *err)
+static int run_all(baselines *b, kvd_error *err)
 {
+    json_t *result = b->result;
     static const lab_column columns[] = {{"policy", "policy", 0},
                                          {"prompt", "prompt", 0},
                                          {"match_free", "token match, free, %", 1},
@@ -374,18 +335,12 @@ static int run_all(baselines *b, json_t *result, kvd_error *err)
                                          {"first_different", "tokens before the first difference", 0},
                                          {NULL, NULL, 0}};
     int rc = make_cells(b, err);
-    rc = rc ? rc : lab_prompts(b->l, result, b->n_prompts, b->n_prompt, &b->prompts, err);
-    rc = rc ? rc : lab_trace_make(&b->full, b->n, b->l->info.n_vocab, LAB_KEEP_LOGITS, err);
     if (rc)
         return rc;
     json_t *details = b->details = lab_table(result, "prompts", "Each prompt", columns);
     json_incref(details); /* to stand behind the matrix */
     json_array_remove(json_object_get(result, "tables"), json_array_size(json_object_get(result, "tables")) - 1);
-    for (int64_t p = 0; !rc && p < b->n_prompts; p++) {
-        rc = lab_run_full(b->l, b->prompts + p * b->n_prompt, b->n_prompt, b->n, &b->gauge, &b->full, err);
-        for (int i = 0; !rc && i < b->n_cells; i++)
-            rc = run_or_refuse(b, &b->cells[i], p, result, err);
-    }
+    rc = lab_compare_all(&b->cmp, run_or_refuse, b, err);
     if (!rc) {
         add_tables(b, result);
         json_array_append(json_object_get(result, "tables"), details);
@@ -399,7 +354,8 @@ static int run_all(baselines *b, json_t *result, kvd_error *err)
 int lab_baselines(const lab *l, json_t *result, kvd_error *err)
 {
     int64_t n = l->n_new ? l->n_new : l->quick ? QUICK_NEW : N_NEW, room = l->info.trained_context_tokens - n;
-    baselines b = {.l = l, .n = n, .n_prompts = l->quick ? 1 : N_PROMPTS, .n_prompt = PROMPT < room ? PROMPT : room, .gauge = {.l = l}};
+    baselines b = {.result = result,
+                   .cmp = {.l = l, .n = n, .n_prompts = l->quick ? 1 : N_PROMPTS, .n_prompt = PROMPT < room ? PROMPT : room}};
     if (n < 2 || n > MOST_NEW)
         return lab_fail(err, KVD_E_RANGE, "baselines: %lld new tokens are not in 2..%d", (long long)n, MOST_NEW);
     lab_setting(result, "new_tokens", json_integer(n));
@@ -407,9 +363,7 @@ int lab_baselines(const lab *l, json_t *result, kvd_error *err)
                      "are about the same text. KL is from the full cache to the method, in bits.");
     lab_note(result, "The first of the %lld tokens comes from the prompt's own pass, which attends to everything whatever the method: it "
                      "always agrees.", (long long)n);
-    int rc = run_all(&b, result, err);
-    lab_trace_free(&b.full);
-    free(b.cells);
-    free(b.prompts);
+    int rc = run_all(&b, err);
+    lab_compare_free(&b.cmp);
     return rc;
 }

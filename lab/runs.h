@@ -94,5 +94,4 @@ typedef enum lab_paper_model {
 /* Which of the paper's Table 1 this one is, by family and shape. */
 lab_paper_model lab_paper_model_of(const kvd_model_info *info);
 
-
 #endif

@@ -9,78 +9,57 @@
  *
  * kv-direct is compared by a digest of every step's logits. It recomputes the whole
  * context for most tokens, so it runs on the first prompt only. */
-#include "lab/runs.h"
+#include "lab/compare.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
-enum { N_PROMPTS = 5, EXACT_PROMPTS = 1, PROMPT = 32, N_NEW = 250, QUICK_NEW = 40, MOST_NEW = 4096, MOST_CELLS = 64, N_LENGTHS = 8 };
+enum { N_PROMPTS = 5, EXACT_PROMPTS = 1, PROMPT = 32, N_NEW = 250, QUICK_NEW = 40, MOST_NEW = 4096, N_LENGTHS = 8 };
 enum { LARGEST = 256, SMALLEST = 8 };
 
 static const int windows[] = {8, 16, 32, 64, 128, 256};
 enum { N_WINDOWS = sizeof windows / sizeof windows[0] };
 
+/* What a cell comes to. */
 typedef struct {
-    char name[64], label[64]; /* with and without the number */
-    kvd_session_options o;
-    bool exact;
-    int64_t n_prompts, same_bits, steps;
-    double first_different, decode_s, match[N_LENGTHS]; /* sums over prompts */
-} cell;
+    const lab_compare_cell *cell;
+    char label[64];            /* its name without the number */
+    int64_t same_bits, steps;  /* of exact ones */
+    double match[N_LENGTHS];   /* sums over prompts */
+} score;
 
 typedef struct {
-    const lab *l;
-    int64_t n, n_prompts, n_prompt;
-    int32_t *prompts; /* [n_prompts][n_prompt] */
-    cell *cells;
-    int n_cells, n_lengths;
-    int64_t lengths[N_LENGTHS]; /* at which matches are taken; the last is n */
-    lab_trace full;
-    lab_gauge gauge;
+    lab_comparison cmp;
+    score scores[LAB_MOST_CELLS]; /* of cmp.cells */
+    int n_lengths;
+    int64_t lengths[N_LENGTHS];   /* at which matches are taken; the last is n */
 } sweep;
 
 typedef struct {
     const sweep *w;
-    cell *c;
-    lab_trace own;
-    int64_t done, total;
+    score *score;
 } run;
 
-static int step(void *ctx, int64_t t, const float *logits, int32_t token, kvd_error *err)
+static void seen(void *ctx, int64_t t, const float *logits)
 {
     run *r = ctx;
-    lab_trace_step(&r->own, t, logits, token, err);
-    if (r->c->exact) {
-        double begun = lab_seconds();
-        r->c->same_bits += lab_trace_same(&r->w->full, t, logits);
-        r->c->steps++;
-        r->own.begun += lab_seconds() - begun;
-    }
-    return lab_tick(r->w->l, r->c->name, r->done, r->total, err);
+    if (!r->score->cell->exact)
+        return;
+    r->score->same_bits += lab_trace_same(&r->w->cmp.full, t, logits);
+    r->score->steps++;
 }
 
-static int run_cell(sweep *w, int i, int64_t prompt, kvd_error *err)
+static int run_cell(void *ctx, int i, int64_t prompt, kvd_error *err)
 {
-    cell *c = &w->cells[i];
-    kvd_session *s = NULL;
-    run r = {.w = w, .c = c, .done = prompt * w->n_cells + i, .total = w->n_prompts * w->n_cells};
-    int rc = lab_trace_make(&r.own, w->n, w->l->info.n_vocab, LAB_KEEP_TOKENS, err);
-    rc = rc ? rc : kvd_session_create(&s, w->l->m, &c->o, err);
-    if (!rc) {
-        lab_gauge_watch(&w->gauge, s);
-        r.own.begun = lab_seconds();
-        rc = lab_decode(w->l, s, w->prompts + prompt * w->n_prompt, w->n_prompt, NULL, w->n, step, &r, err);
-    }
-    kvd_session_free(&s);
-    if (!rc) {
-        for (int k = 0; k < w->n_lengths; k++)
-            c->match[k] += lab_match(r.own.tokens, w->full.tokens, w->lengths[k]);
-        c->first_different += (double)lab_first_difference(r.own.tokens, w->full.tokens, w->n);
-        c->decode_s += r.own.seconds[w->n - 1] - r.own.seconds[0];
-        c->n_prompts++;
-    }
-    lab_trace_free(&r.own);
+    sweep *w = ctx;
+    score *c = &w->scores[i];
+    if (c->cell->exact && prompt >= EXACT_PROMPTS)
+        return 0;
+    run own = {.w = w, .score = c};
+    lab_compare_run r = {.c = &w->cmp, .cell = &w->cmp.cells[i], .prompt = prompt, .seen = seen, .ctx = &own};
+    int rc = lab_compare_begin(&r, err);
+    for (int k = 0; !rc && k < w->n_lengths; k++)
+        c->match[k] += lab_match(r.own.tokens, w->cmp.full.tokens, w->lengths[k]);
+    lab_compare_end(&r, rc == 0);
     return rc;
 }
 
@@ -99,53 +78,43 @@ static void own_list(char *list, size_t size)
         }
 }
 
-static int make_cells(sweep *w, kvd_error *err)
+static int make_cells(sweep *w, json_t *result, kvd_error *err)
 {
     char own[1024];
     own_list(own, sizeof own);
-    const char *list = w->l->policies ? w->l->policies : own;
-    int rc = 0;
-    if (!(w->cells = lab_alloc(MOST_CELLS, sizeof *w->cells, err)))
-        return KVD_E_NOMEM;
-    for (;;) {
-        kvd_session_options o;
-        char name[64];
-        if (!lab_next_policy(w->l, &list, &o, name, &rc, err))
-            break;
-        if (w->n_cells == MOST_CELLS)
-            return lab_fail(err, KVD_E_RANGE, "more than %d policies", MOST_CELLS);
-        cell *c = &w->cells[w->n_cells++];
-        memcpy(c->name, name, sizeof name);
-        c->o = o;
-        c->exact = o.policy == KVD_POLICY_KV_DIRECT || o.policy == KVD_POLICY_FULL;
-        snprintf(c->label, sizeof c->label, "%s%s%s", kvd_policy_name(o.policy), o.positions == KVD_POSITIONS_RENUMBER ? " renumbered" : "",
-                 o.policy == KVD_POLICY_KV_DIRECT && o.evict_to == KVD_EVICT_DISK ? " disk" : "");
+    int rc = lab_compare_make(&w->cmp, result, own, LAB_KEEP_DIGESTS, err);
+    for (int i = 0; !rc && i < w->cmp.n_cells; i++) {
+        score *c = &w->scores[i];
+        const kvd_session_options *o = &w->cmp.cells[i].o;
+        c->cell = &w->cmp.cells[i];
+        snprintf(c->label, sizeof c->label, "%s%s%s", kvd_policy_name(o->policy), o->positions == KVD_POSITIONS_RENUMBER ? " renumbered" : "",
+                 o->policy == KVD_POLICY_KV_DIRECT && o->evict_to == KVD_EVICT_DISK ? " disk" : "");
     }
-    return rc || w->n_cells ? rc : lab_fail(err, KVD_E_ARG, "no policies");
+    return rc;
 }
 
 static void choose_lengths(sweep *w)
 {
     static const int64_t lengths[N_LENGTHS - 1] = {10, 25, 50, 100, 150, 200, 250};
     for (int i = 0; i < N_LENGTHS - 1; i++)
-        if (lengths[i] < w->n)
+        if (lengths[i] < w->cmp.n)
             w->lengths[w->n_lengths++] = lengths[i];
-    w->lengths[w->n_lengths++] = w->n;
+    w->lengths[w->n_lengths++] = w->cmp.n;
 }
 
 /* ---- the result --------------------------------------------------------------------- */
 
 /* New tokens that are predicted before anything is forgotten: the first one that is
  * fed to a full window is one too many for it. */
-static int64_t before_forgetting(const sweep *w, const cell *c)
+static int64_t before_forgetting(const sweep *w, const score *c)
 {
-    int64_t room = c->o.kv_tokens - w->n_prompt + 1;
-    return c->exact || room > w->n ? w->n : room < 1 ? 1 : room;
+    int64_t room = c->cell->o.kv_tokens - w->cmp.n_prompt + 1;
+    return c->cell->exact || room > w->cmp.n ? w->cmp.n : room < 1 ? 1 : room;
 }
 
-static double match_of(const sweep *w, const cell *c)
+static double match_of(const sweep *w, const score *c)
 {
-    return 100 * c->match[w->n_lengths - 1] / (double)c->n_prompts;
+    return 100 * c->match[w->n_lengths - 1] / (double)c->cell->n_prompts;
 }
 
 static void add_tables(const sweep *w, json_t *result)
@@ -163,71 +132,71 @@ static void add_tables(const sweep *w, json_t *result)
     static const lab_column by_length[] = {{"policy", "policy", 0}, {"method", "method", 0}, {"window", "B, tokens", 0},
                                            {"length", "new tokens", 0}, {"match", "token match, %", 1}, {NULL, NULL, 0}};
     char title[96];
-    snprintf(title, sizeof title, "Token match with the full cache over %lld new tokens", (long long)w->n);
+    snprintf(title, sizeof title, "Token match with the full cache over %lld new tokens", (long long)w->cmp.n);
     json_t *table = lab_table(result, "windows", title, columns);
-    for (int i = 0; i < w->n_cells; i++) {
-        const cell *c = &w->cells[i];
-        double n = (double)c->n_prompts;
+    for (int i = 0; i < w->cmp.n_cells; i++) {
+        const score *c = &w->scores[i];
+        double n = (double)c->cell->n_prompts;
         lab_row(table, json_pack("[s, o, I, f, I, f, o, o, f]", c->label,
-                                 c->o.kv_tokens < 0 ? json_null() : json_integer(c->o.kv_tokens), (json_int_t)c->n_prompts, match_of(w, c),
-                                 (json_int_t)before_forgetting(w, c), c->first_different / n,
-                                 c->exact ? json_integer(c->same_bits) : json_null(), c->exact ? json_integer(c->steps) : json_null(),
-                                 1e3 * c->decode_s / (n * (double)(w->n - 1))));
+                                 c->cell->o.kv_tokens < 0 ? json_null() : json_integer(c->cell->o.kv_tokens), (json_int_t)c->cell->n_prompts, match_of(w, c),
+                                 (json_int_t)before_forgetting(w, c), c->cell->first_different / n,
+                                 c->cell->exact ? json_integer(c->same_bits) : json_null(), c->cell->exact ? json_integer(c->steps) : json_null(),
+                                 1e3 * c->cell->decode_s / (n * (double)(w->cmp.n - 1))));
     }
     table = lab_table(result, "lengths", "The same by the number of new tokens", by_length);
-    for (int i = 0; i < w->n_cells; i++)
+    for (int i = 0; i < w->cmp.n_cells; i++)
         for (int k = 0; k < w->n_lengths; k++) {
-            const cell *c = &w->cells[i];
-            lab_row(table, json_pack("[s, s, o, I, f]", c->name, c->label,
-                                     c->o.kv_tokens < 0 ? json_null() : json_integer(c->o.kv_tokens), (json_int_t)w->lengths[k],
-                                     100 * c->match[k] / (double)c->n_prompts));
+            const score *c = &w->scores[i];
+            lab_row(table, json_pack("[s, s, o, I, f]", c->cell->name, c->label,
+                                     c->cell->o.kv_tokens < 0 ? json_null() : json_integer(c->cell->o.kv_tokens), (json_int_t)w->lengths[k],
+                                     100 * c->match[k] / (double)c->cell->n_prompts));
         }
     lab_plot(result, "windows", title, "lines", "windows", "window", "match", "method", NULL, LAB_LOG_X);
     lab_plot(result, "lengths", "Token match by length", "lines", "lengths", "length", "match", "policy", NULL, 0);
 }
 
-static const cell *find_cell(const sweep *w, kvd_policy policy, int64_t b)
+static const score *find_score(const sweep *w, kvd_policy policy, int64_t b)
 {
-    for (int i = 0; i < w->n_cells; i++)
-        if (w->cells[i].o.policy == policy && w->cells[i].o.kv_tokens == b && w->cells[i].o.positions == KVD_POSITIONS_ORIGINAL)
-            return &w->cells[i];
+    for (int i = 0; i < w->cmp.n_cells; i++)
+        if (w->cmp.cells[i].o.policy == policy && w->cmp.cells[i].o.kv_tokens == b && w->cmp.cells[i].o.positions == KVD_POSITIONS_ORIGINAL)
+            return &w->scores[i];
     return NULL;
 }
 
 static void compare_window(const sweep *w, json_t *result, int64_t b, const char *paper, double most_of_paper)
 {
-    const cell *c = find_cell(w, KVD_POLICY_WINDOW, b);
+    const score *c = find_score(w, KVD_POLICY_WINDOW, b);
     char what[64], ours[96], why[256];
     if (!c)
         return;
     double match = match_of(w, c);
     bool same = fabs(match - most_of_paper) <= (b == SMALLEST ? 4 : 10);
     snprintf(what, sizeof what, "token match of a window of %lld", (long long)b);
-    snprintf(ours, sizeof ours, "%.0f %% of %lld tokens", match, (long long)w->n);
+    snprintf(ours, sizeof ours, "%.0f %% of %lld tokens", match, (long long)w->cmp.n);
     /* What is predicted before anything is forgotten agrees: a match below that says how
      * long the paper's prompts must have been at least, if its window is a window. */
     long long longer = b + 1 - (long long)(most_of_paper * N_NEW / 100);
     int n = snprintf(why, sizeof why, "%lld of the %lld tokens are predicted before a window of %lld forgets anything; the paper does not tell its prompts",
-                     (long long)before_forgetting(w, c), (long long)w->n, (long long)b);
-    if (longer > w->n_prompt)
+                     (long long)before_forgetting(w, c), (long long)w->cmp.n, (long long)b);
+    if (longer > w->cmp.n_prompt)
         snprintf(why + n, sizeof why - (size_t)n, ", which for such a match must have %lld tokens or more", longer);
-    lab_paper(result, what, paper, ours, w->n != N_NEW ? "not comparable" : same ? "reproduced" : "differs",
-              w->n != N_NEW ? "fewer new tokens than the paper's 250" : same ? "" : why);
+    lab_paper(result, what, paper, ours, w->cmp.n != N_NEW ? "not comparable" : same ? "reproduced" : "differs",
+              w->cmp.n != N_NEW ? "fewer new tokens than the paper's 250" : same ? "" : why);
 }
 
 static void compare_with_paper(const sweep *w, json_t *result)
 {
-    lab_paper_model m = lab_paper_model_of(&w->l->info);
+    lab_paper_model m = lab_paper_model_of(&w->cmp.l->info);
     double least = INFINITY;
     bool bits = true;
-    for (int i = 0; i < w->n_cells; i++) {
-        const cell *c = &w->cells[i];
-        if (!c->exact)
+    for (int i = 0; i < w->cmp.n_cells; i++) {
+        const score *c = &w->scores[i];
+        if (!c->cell->exact)
             continue;
         least = fmin(least, match_of(w, c));
         bits &= c->same_bits == c->steps;
         if (c->same_bits != c->steps || match_of(w, c) < 100)
-            lab_check_failed(result, "%s is not exactly full: %.2f %% of the tokens, %lld of %lld logits.", c->name, match_of(w, c),
+            lab_check_failed(result, "%s is not exactly full: %.2f %% of the tokens, %lld of %lld logits.", c->cell->name, match_of(w, c),
                              (long long)c->same_bits, (long long)c->steps);
     }
     if (isfinite(least)) {
@@ -247,15 +216,8 @@ static void compare_with_paper(const sweep *w, json_t *result)
 
 static int run_all(sweep *w, json_t *result, kvd_error *err)
 {
-    int rc = make_cells(w, err);
-    rc = rc ? rc : lab_prompts(w->l, result, w->n_prompts, w->n_prompt, &w->prompts, err);
-    rc = rc ? rc : lab_trace_make(&w->full, w->n, w->l->info.n_vocab, LAB_KEEP_DIGESTS, err);
-    for (int64_t p = 0; !rc && p < w->n_prompts; p++) {
-        rc = lab_run_full(w->l, w->prompts + p * w->n_prompt, w->n_prompt, w->n, &w->gauge, &w->full, err);
-        for (int i = 0; !rc && i < w->n_cells; i++)
-            if (!w->cells[i].exact || p < EXACT_PROMPTS)
-                rc = run_cell(w, i, p, err);
-    }
+    int rc = make_cells(w, result, err);
+    rc = rc ? rc : lab_compare_all(&w->cmp, run_cell, w, err);
     if (rc)
         return rc;
     add_tables(w, result);
@@ -265,17 +227,16 @@ static int run_all(sweep *w, json_t *result, kvd_error *err)
 
 int lab_sweep(const lab *l, json_t *result, kvd_error *err)
 {
-    sweep w = {.l = l, .n = l->n_new ? l->n_new : l->quick ? QUICK_NEW : N_NEW, .n_prompts = l->quick ? 1 : N_PROMPTS,
-               .n_prompt = PROMPT, .gauge = {.l = l}};
-    if (w.n < 2 || w.n > MOST_NEW)
-        return lab_fail(err, KVD_E_RANGE, "sweep: %lld new tokens are not in 2..%d", (long long)w.n, MOST_NEW);
+    sweep w = {.cmp = {.l = l, .n = l->n_new ? l->n_new : l->quick ? QUICK_NEW : N_NEW, .n_prompts = l->quick ? 1 : N_PROMPTS,
+                     .n_prompt = PROMPT}};
+    if (w.cmp.n < 2 || w.cmp.n > MOST_NEW)
+        return lab_fail(err, KVD_E_RANGE, "sweep: %lld new tokens are not in 2..%d", (long long)w.cmp.n, MOST_NEW);
     choose_lengths(&w);
-    lab_setting(result, "new_tokens", json_integer(w.n));
-    if (w.n_prompts > EXACT_PROMPTS)
-        lab_note(result, "kv-direct recomputes nearly everything for each token: it runs on the first of the %lld prompts.", (long long)w.n_prompts);
+    lab_setting(result, "new_tokens", json_integer(w.cmp.n));
+    if (w.cmp.n_prompts > EXACT_PROMPTS)
+        lab_note(result, "kv-direct recomputes nearly everything for each token: it runs on the first of the %lld prompts.",
+                 (long long)w.cmp.n_prompts);
     int rc = run_all(&w, result, err);
-    lab_trace_free(&w.full);
-    free(w.cells);
-    free(w.prompts);
+    lab_compare_free(&w.cmp);
     return rc;
 }
