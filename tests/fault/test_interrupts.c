@@ -354,11 +354,5 @@ int main(void)
         cmocka_unit_test(children_in_the_middle),
         cmocka_unit_test(a_child_that_goes_on),
     };
-    if (!rig_make_dir()) {
-        printf("SKIPPED: no folder on a disk (all in memory); set KVD_TEST_DIR\n");
-        return 77;
-    }
-    int rc = cmocka_run_group_tests(tests, NULL, NULL);
-    rmdir(rig_dir);
-    return rc;
+    return rig_run_tests(tests);
 }

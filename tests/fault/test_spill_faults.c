@@ -13,27 +13,16 @@
  *
  * and what a single fault should do is known (`expect`), so a fault that is swallowed
  * shows, too. */
-#define _GNU_SOURCE
+#include "../unit/check.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-#include <cmocka.h>
-
 #include "../unit/spill_rig.h"
-
-#define check(ok, ...)                                                         \
-    do {                                                                       \
-        if (!(ok))                                                             \
-            fail_msg(__VA_ARGS__);                                             \
-    } while (0)
 
 /* ---- faults ----------------------------------------------------------------------- */
 
@@ -556,11 +545,5 @@ int main(void)
         cmocka_unit_test(one_fault_anywhere), cmocka_unit_test(from_then_on),    cmocka_unit_test(poor_file_systems),
         cmocka_unit_test(kinds_of_memory),    cmocka_unit_test(file_size_limit), cmocka_unit_test(no_thread),
     };
-    if (!rig_make_dir()) {
-        printf("SKIPPED: no folder on a disk (all in memory); set KVD_TEST_DIR\n");
-        return 77;
-    }
-    int rc = cmocka_run_group_tests(tests, NULL, NULL);
-    rmdir(rig_dir);
-    return rc;
+    return rig_run_tests(tests);
 }

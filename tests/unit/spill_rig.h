@@ -49,6 +49,21 @@ static inline int rig_dir_entries(void)
     return d ? n : -1;
 }
 
+static inline int rig_remove_dir(int rc)
+{
+    rmdir(rig_dir);
+    return rc;
+}
+
+static inline int rig_no_dir(void)
+{
+    printf("SKIPPED: no folder on a disk (all in memory); set KVD_TEST_DIR\n");
+    return 77;
+}
+
+/* Run cmocka's tests in such a folder; gives what main returns. */
+#define rig_run_tests(tests) (rig_make_dir() ? rig_remove_dir(cmocka_run_group_tests(tests, NULL, NULL)) : rig_no_dir())
+
 /* ---- blocks --------------------------------------------------------------------- */
 
 static inline kvd_kv_shape rig_shape(int n_layers, int n_kv, int d_head)

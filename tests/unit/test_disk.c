@@ -5,65 +5,7 @@
  * KVD_CASES sets how many combinations of settings are drawn (default 60). */
 #include "gen/disk.h"
 #include "kv/spill.h"
-#include "tiny.h"
-
-static const char *const families[] = {"llama", "window", "qwen2", "qwen3", "gemma3", "narrow", "kquant"};
-enum { N_FAMILIES = sizeof families / sizeof families[0], N_TOKENS = 320, N_TEXTS = 2 };
-
-/* ---- references: two texts that part at position FORK -------------------------------- */
-
-enum { FORK = 70 };
-
-typedef struct {
-    float *logits; /* [N_TOKENS][n_vocab] of policy full, fed at once */
-    int32_t ids[N_TOKENS];
-    int64_t n_vocab;
-} reference;
-
-static reference references[N_FAMILIES][3][N_TEXTS];
-
-static int take_row(void *ctx, int64_t pos, const float *logits)
-{
-    reference *r = ctx;
-    memcpy(r->logits + pos * r->n_vocab, logits, (size_t)r->n_vocab * sizeof *logits);
-    return 0;
-}
-
-static const reference *reference_of(int family, kvd_float_type kv, int text)
-{
-    reference *r = &references[family][kv][text];
-    if (r->logits)
-        return r;
-    kvd_model_options mo;
-    kvd_session_options so;
-    kvd_model_options_defaults(&mo);
-    kvd_session_options_defaults(&so);
-    mo.n_threads = 1;
-    mo.chunk_tokens = 512;
-    so.policy = KVD_POLICY_FULL;
-    so.kv_type = kv;
-    kvd_model *m = tiny_load(families[family], &mo);
-    kvd_session *s = tiny_session(m, &so);
-    r->n_vocab = m->config.n_vocab;
-    r->logits = malloc(sizeof(float) * N_TOKENS * (size_t)r->n_vocab);
-    uint64_t seed = (uint64_t)family, other = 99 + (uint64_t)family;
-    for (int i = 0; i < N_TOKENS; i++)
-        r->ids[i] = (int32_t)(kvd__splitmix64(text && i >= FORK ? &other : &seed) % (uint64_t)r->n_vocab);
-    kvd_error err = {0};
-    check(kvd_session_feed_all(s, r->ids, N_TOKENS, N_TOKENS, take_row, r, &err) == 0, "%s", err.message);
-    kvd_session_free(&s);
-    tiny_free(&m);
-    return r;
-}
-
-static int free_references(void **state)
-{
-    (void)state;
-    for (int f = 0; f < N_FAMILIES; f++)
-        for (int i = 0; i < 3 * N_TEXTS; i++)
-            free(references[f][i / N_TEXTS][i % N_TEXTS].logits);
-    return 0;
-}
+#include "reference.h"
 
 /* ---- a session under watch -------------------------------------------------------------- */
 
@@ -74,12 +16,6 @@ typedef struct {
     int64_t rows_seen, cancel_at, steps;
     bool shared; /* the model has another session */
 } watch;
-
-static void same_row(const reference *r, int64_t pos, const float *logits)
-{
-    check(!memcmp(logits, r->logits + pos * r->n_vocab, (size_t)r->n_vocab * sizeof *logits),
-          "logits of position %lld differ from policy full", (long long)pos);
-}
 
 static int check_row(void *ctx, int64_t pos, const float *logits)
 {
@@ -123,7 +59,7 @@ static kvd_model *load(int family, int n_threads, int chunk)
 
 static watch begin(int family, kvd_model *m, const kvd_session_options *so)
 {
-    watch w = {.m = m, .s = tiny_session(m, so), .r = reference_of(family, so->kv_type, 0), .cancel_at = -1};
+    watch w = {.m = m, .s = tiny_session(m, so), .r = reference_of(family, so->kv_type, KVD_TYPE_F32, 0), .cancel_at = -1};
     return w;
 }
 
@@ -293,10 +229,10 @@ static combination draw(void)
 /* The other text from FORK on: what is on disk behind it must not come back. */
 static void fork_text(watch *w, const combination *c)
 {
-    int text = w->r == reference_of(c->family, c->kv, 0);
+    int text = w->r == reference_of(c->family, c->kv, KVD_TYPE_F32, 0);
     if (w->s->n > FORK)
         rewind_to(w, FORK - pick(20));
-    w->r = reference_of(c->family, c->kv, text);
+    w->r = reference_of(c->family, c->kv, KVD_TYPE_F32, text);
 }
 
 static void disturb(watch *w, const combination *c)

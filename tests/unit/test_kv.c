@@ -11,16 +11,7 @@
  * Random walks of feeds, rewinds, parks, faults and budgets then look for states
  * in which they disagree with the plan, the ledger or the promise of
  * kvd__least_bytes. */
-#define _GNU_SOURCE
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "check.h"
 
 #include "base/rng.h"
 #include "kv/kv.h"
@@ -30,12 +21,6 @@ static int64_t pick(int64_t n) { return (int64_t)(kvd__splitmix64(&seed) % (uint
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t blocks_of(int64_t n) { return (n + 15) / 16; }
-
-#define check(ok, ...)                                                         \
-    do {                                                                       \
-        if (!(ok))                                                             \
-            fail_msg(__VA_ARGS__);                                             \
-    } while (0)
 
 static kvd_kv_shape shape_of(int n_layers, int n_kv, int d_head, kvd_kvtype type, int64_t window, int period, int64_t row)
 {

@@ -4,28 +4,13 @@
 #ifndef KVD_TESTS_TINY_H
 #define KVD_TESTS_TINY_H
 
-#define _GNU_SOURCE
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
+#include "check.h"
 
-#include <cmocka.h>
+#include <unistd.h>
 
 #include "base/rng.h"
 #include "gen/session.h"
 #include "kvd/kvd.h"
-
-#define check(ok, ...)                                                         \
-    do {                                                                       \
-        if (!(ok))                                                             \
-            fail_msg(__VA_ARGS__);                                             \
-    } while (0)
 
 static uint64_t tiny_seed = 1;
 static inline int64_t pick(int64_t n) { return (int64_t)(kvd__splitmix64(&tiny_seed) % (uint64_t)n); }
