@@ -20,6 +20,7 @@ No test sleeps or measures time; the timeout only ends what hangs.
 Prints "ok NAME", "FAILED NAME: why" or "SKIP NAME: why", then the counts that
 tools/count_tests.py reads. Exit 0, 1, or 77 when all was skipped.
 """
+import fcntl
 import json
 import os
 import subprocess
@@ -155,6 +156,26 @@ def kvd(*args, stdin=b"", env=None, expect=None, **popen):
     if expect is not None and result.code != expect:
         raise Failure(f"exit {result.code}, expected {expect}\n{result}")
     return result
+
+
+def start_unread(*args, stdin=subprocess.DEVNULL):
+    """Start the program with its output in a pipe of one page that nobody reads yet, so that a
+    longer answer can not end by itself: the command, the process, the pipe's end."""
+    command = [KVD, *map(str, args)]
+    read_end, write_end = os.pipe()
+    fcntl.fcntl(write_end, 1031, 4096)  # F_SETPIPE_SZ
+    p = subprocess.Popen(command, stdin=stdin, stdout=write_end, stderr=subprocess.PIPE)
+    os.close(write_end)
+    return command, p, read_end
+
+
+def read_all(fd):
+    """What else comes out of the pipe; closes it."""
+    parts = []
+    while part := os.read(fd, 65536):
+        parts.append(part)
+    os.close(fd)
+    return b"".join(parts)
 
 
 def error_lines(result):

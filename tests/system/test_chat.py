@@ -19,7 +19,6 @@ import termios
 
 import harness as h
 
-F_SETPIPE_SZ = 1031
 STATS = re.compile(r"kvd: (\d+) tokens, \S+/s; prompt (\d+) new \+ (\d+) kept, \S+/s; (\d+) resident, (\d+) evicted(?: to disk)?, (\d+) recomputed")
 MESSAGES = ["hello", "how are you?", "and what else is there to say", "ok", "tell me more"]
 
@@ -312,20 +311,7 @@ def options_of_other_commands_are_refused():
 
 def start(*args, context="20000"):
     """A chat whose output nobody reads: its answer can not end by itself."""
-    command = [h.KVD, "chat", "-m", h.tiny("--context", context), "--stats", *args]
-    read_end, write_end = os.pipe()
-    fcntl.fcntl(write_end, F_SETPIPE_SZ, 4096)
-    p = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=write_end, stderr=subprocess.PIPE)
-    os.close(write_end)
-    return command, p, read_end
-
-
-def read_all(fd):
-    parts = []
-    while part := os.read(fd, 65536):
-        parts.append(part)
-    os.close(fd)
-    return b"".join(parts)
+    return h.start_unread("chat", "-m", h.tiny("--context", context), "--stats", *args, stdin=subprocess.PIPE)
 
 
 @h.test
@@ -338,7 +324,7 @@ def an_interrupt_ends_the_answer_and_not_the_program():
     # Its end shows that the signal was heard; only then the pipe is read.
     p.stdin.write(lines("/memory", "/reset", "/quit"))
     p.stdin.close()
-    out = first + read_all(fd)
+    out = first + h.read_all(fd)
     r = h.watch(h.Result(command, p.wait(h.TIMEOUT_S), out, p.stderr.read().decode(errors="replace")))
     h.equal(r.code, h.DONE, f"exit\n{r}")
     h.equal(len(STATS.findall(r.err)), 1, f"answers\n{r}")
@@ -365,7 +351,7 @@ def a_stopped_answer_is_part_of_the_conversation():
             out += os.read(fd, 65536)
     p.stdin.close()
     os.set_blocking(fd, True)
-    out += read_all(fd)
+    out += h.read_all(fd)
     r = h.watch(h.Result(command, p.wait(h.TIMEOUT_S), out, (err + p.stderr.read()).decode(errors="replace")))
     turns = [Turn(m) for m in STATS.findall(r.err)]
     h.equal(r.code, h.DONE, f"exit\n{r}")
@@ -385,7 +371,7 @@ def two_interrupts_at_the_prompt_end_it():
     err += p.stderr.readline()  # "again, or Ctrl-D"
     p.send_signal(signal.SIGINT)
     code = p.wait(h.TIMEOUT_S)
-    r = h.watch(h.Result(command, code, read_all(fd), (err + p.stderr.read()).decode(errors="replace")))
+    r = h.watch(h.Result(command, code, h.read_all(fd), (err + p.stderr.read()).decode(errors="replace")))
     h.equal(r.code, h.DONE, f"exit\n{r}")
     p.stdin.close()
 
@@ -437,7 +423,7 @@ def terminate_ends_it():
     p.stdin.flush()
     first = os.read(fd, 1)
     p.send_signal(signal.SIGTERM)
-    out = first + read_all(fd)
+    out = first + h.read_all(fd)
     r = h.watch(h.Result(command, p.wait(h.TIMEOUT_S), out, p.stderr.read().decode(errors="replace")))
     h.equal(r.code, h.INTERRUPTED, f"exit\n{r}")
     p.stdin.close()

@@ -3,7 +3,6 @@
 and a folder that does not serve is said before the work."""
 import contextlib
 import ctypes
-import fcntl
 import glob
 import json
 import os
@@ -262,19 +261,13 @@ def whole_text():
 
 def begin(folder, *args):
     """The process, the pipe's end and the first byte: it has begun, and written what the prompt left."""
-    command = [h.KVD, "run", "-m", long_model(), *LONG, "--kv-tokens", "32", "--evict-to", "disk", "--spill-dir", folder, *args]
-    read_end, write_end = os.pipe()
-    fcntl.fcntl(write_end, 1031, 4096)  # F_SETPIPE_SZ
-    p = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=write_end, stderr=subprocess.PIPE)
-    os.close(write_end)
-    return p, read_end, os.read(read_end, 1)
+    _, p, fd = h.start_unread("run", "-m", long_model(), *LONG, "--kv-tokens", "32", "--evict-to", "disk", "--spill-dir", folder, *args)
+    return p, fd, os.read(fd, 1)
 
 
 def end(p, fd, out):
     """All that it says, and how it ends."""
-    while part := os.read(fd, 65536):
-        out += part
-    os.close(fd)
+    out += h.read_all(fd)
     err = p.stderr.read().decode(errors="replace")
     p.stderr.close()
     return out, err, p.wait(h.TIMEOUT_S)

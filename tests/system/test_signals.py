@@ -4,38 +4,19 @@
 The signal must come while the program works, without waiting for a clock: its
 output goes into a pipe of one page that nobody reads, so it can not finish.
 """
-import fcntl
 import json
 import os
 import signal
-import subprocess
 
 import harness as h
 
-F_SETPIPE_SZ = 1031
-
 
 def start(*args, context="4000"):
-    command = [h.KVD, "run", "-m", h.tiny("--context", context), "--raw", "-p", "x", "-n", "-1", "--ignore-eos", *args]
-    read_end, write_end = os.pipe()
-    fcntl.fcntl(write_end, F_SETPIPE_SZ, 4096)
-    p = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=write_end, stderr=subprocess.PIPE)
-    os.close(write_end)
-    return command, p, read_end
-
-
-def read_all(fd):
-    parts = []
-    while True:
-        part = os.read(fd, 65536)
-        if not part:
-            os.close(fd)
-            return b"".join(parts)
-        parts.append(part)
+    return h.start_unread("run", "-m", h.tiny("--context", context), "--raw", "-p", "x", "-n", "-1", "--ignore-eos", *args)
 
 
 def finish(command, p, read_end, first=b""):
-    out = first + read_all(read_end)
+    out = first + h.read_all(read_end)
     err = p.stderr.read().decode(errors="replace")
     return h.watch(h.Result(command, p.wait(h.TIMEOUT_S), out, err))
 
@@ -57,7 +38,7 @@ def interrupted_json_is_whole():
     command, p, fd = start("--json", "--receipt", context="200000")
     line = p.stderr.readline().decode()
     p.send_signal(signal.SIGINT)
-    out = read_all(fd)
+    out = h.read_all(fd)
     err = line + p.stderr.read().decode(errors="replace")
     r = h.watch(h.Result(command, p.wait(h.TIMEOUT_S), out, err))
     h.equal(r.code, h.INTERRUPTED, f"exit\n{r}")
