@@ -129,7 +129,8 @@ void lab_paper(json_t *result, const char *what, const char *paper, const char *
 /* Print all tables and notes for a person; tables are cut to what fits if out is a
  * terminal (print.c). */
 void lab_print(const json_t *result, FILE *out);
-/* A table as TSV with a header line of keys. null is empty; tab, newline,
+/* A table as TSV with a header line of keys, each with the unit that its title names
+ * ("kl_free", "KL, free, bits": kl_free_bits). null is empty; tab, newline,
  * NUL and backslash in text are \t, \n, \0, \\; numbers have all their digits. */
 void lab_write_tsv(const json_t *table, FILE *out);
 /* A cell as a person reads it, in one line; "-" for null. A zero that is exact is "0". */

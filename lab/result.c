@@ -183,6 +183,34 @@ static void tsv_cell(const json_t *cell, FILE *out)
     }
 }
 
+/* The unit that a title gives between its commas ("KL, free, bits", "ms, lower quartile",
+ * "% of d_head"), as the end of a name; NULL: a number of things, or no number. */
+static const char *unit_of(const char *title)
+{
+    static const char *const units[][2] = {{"bits", "bits"}, {"nats", "nats"}, {"%", "percent"}, {"tokens", "tokens"}, {"KB", "kb"},
+                                           {"MB", "mb"},     {"MB/s", "mb_s"}, {"ms", "ms"},     {"s", "s"}};
+    for (const char *piece = title; piece; piece = strstr(piece, ", ") ? strstr(piece, ", ") + 2 : NULL) {
+        size_t n = strcspn(piece, ", ");
+        if (piece[n] == ' ' && strncmp(piece + n, " of ", 4))
+            continue; /* "ms per token": its key says it */
+        for (size_t i = 0; i < sizeof units / sizeof units[0]; i++)
+            if (strlen(units[i][0]) == n && !strncmp(piece, units[i][0], n) && (n != strlen(title)))
+                return units[i][1];
+    }
+    return NULL;
+}
+
+/* A column's name in a file: its key, and its unit where the key does not end with it. */
+static void tsv_name(const json_t *column, FILE *out)
+{
+    const char *key = json_string_value(json_object_get(column, "key")), *title = json_string_value(json_object_get(column, "title"));
+    const char *unit = title ? unit_of(title) : NULL;
+    size_t n = key ? strlen(key) : 0, k = unit ? strlen(unit) : 0;
+    tsv_cell(json_object_get(column, "key"), out);
+    if (unit && !(n >= k && !strcmp(key + n - k, unit) && (n == k || key[n - k - 1] == '_')))
+        fprintf(out, "_%s", unit);
+}
+
 void lab_write_tsv(const json_t *table, FILE *out)
 {
     size_t i, k;
@@ -190,7 +218,7 @@ void lab_write_tsv(const json_t *table, FILE *out)
     json_array_foreach(json_object_get(table, "columns"), i, column) {
         if (i)
             fputc('\t', out);
-        tsv_cell(json_object_get(column, "key"), out);
+        tsv_name(column, out);
     }
     fputc('\n', out);
     json_array_foreach(json_object_get(table, "rows"), i, row) {

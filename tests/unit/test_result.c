@@ -160,6 +160,26 @@ static void a_row_keeps_its_shape(void **state)
     json_decref(r);
 }
 
+/* A file goes where its page does not: the units have to be in it. */
+static void names_of_columns_have_units(void **state)
+{
+    static const lab_column columns[] = {{"kl_free", "KL, free, bits", 0},  {"match", "token match, %", 0},      {"part", "rank up to, % of d_head", 0},
+                                         {"part2", "% of d_head, W_k", 0},  {"low", "ms, lower quartile", 0},     {"ms", "ms, median", 0},
+                                         {"peak_mb", "peak, MB", 0},        {"at_hand", "break-even, MB/s", 0},   {"window", "B, tokens", 0},
+                                         {"tokens", "tokens", 0},           {"ms2", "ms per token", 0},           {"steps", "of steps, counted", 0},
+                                         {"new", "new tokens", 0},          {NULL, NULL, 0}};
+    char *text = NULL;
+    size_t n = 0;
+    (void)state;
+    json_t *r = json_pack("{s:[]}", "tables"), *t = lab_table(r, "t", "T", columns);
+    FILE *f = open_memstream(&text, &n);
+    lab_write_tsv(t, f);
+    fclose(f);
+    assert_string_equal(text, "kl_free_bits\tmatch_percent\tpart_percent\tpart2_percent\tlow_ms\tms\tpeak_mb\tat_hand_mb_s\twindow_tokens\ttokens\tms2\tsteps\tnew\n");
+    free(text);
+    json_decref(r);
+}
+
 static void a_plot_of_nothing_is_refused(void **state)
 {
     kvd_error err;
@@ -180,7 +200,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kl_of_the_same_bits_is_zero), cmocka_unit_test(kl_by_hand),        cmocka_unit_test(kl_of_near_neighbours),
         cmocka_unit_test(log_probabilities),           cmocka_unit_test(counting),          cmocka_unit_test(text_of_any_bytes),
-        cmocka_unit_test(cells),                       cmocka_unit_test(a_row_keeps_its_shape), cmocka_unit_test(a_plot_of_nothing_is_refused),
+        cmocka_unit_test(cells),                       cmocka_unit_test(a_row_keeps_its_shape), cmocka_unit_test(names_of_columns_have_units), cmocka_unit_test(a_plot_of_nothing_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
