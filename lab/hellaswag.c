@@ -221,13 +221,15 @@ static void beside_the_paper(const evaluation *v, const char *name, bool same)
             continue;
         double p = table4[i].percent, both = sqrt(error * error + p * (100 - p) / 499);
         bool near = fabs(ours - p) <= 2 * both, few = v->n_tasks < 100;
+        const char *other = lab_other_weights(&v->l->info);
         snprintf(what, sizeof what, "HellaSwag, %s, acc_norm", name);
         snprintf(paper, sizeof paper, "%.1f %% (N = 500)", p);
         snprintf(mine, sizeof mine, "%.1f +- %.1f %% (N = %lld)", ours, error, (long long)v->n_tasks);
-        lab_paper(v->result, what, paper, mine, few ? "not comparable" : near ? "reproduced" : "differs",
-                  few    ? "too few tasks to tell"
-                  : near ? ""
-                         : "more than two standard errors apart: other weights, other tasks or another rule, which the paper does not state");
+        lab_paper(v->result, what, paper, mine, few || other ? "not comparable" : near ? "reproduced" : "differs",
+                  few     ? "too few tasks to tell"
+                  : other ? other
+                  : near  ? "within two standard errors of the difference; the paper names neither its tasks nor its rule"
+                          : "more than two standard errors apart: other weights, other tasks or another rule, which the paper does not state");
     }
 }
 
@@ -274,11 +276,11 @@ static int all_policies(evaluation *v)
     static const lab_column columns[] = {{"policy", "policy", 0},
                                          {"tasks", "tasks", 0},
                                          {"acc", "acc, %", 1},
-                                         {"acc_error", "standard error", 1},
+                                         {"acc_error", "standard error, %", 1},
                                          {"acc_norm", "acc_norm (per token), %", 1},
-                                         {"acc_norm_error", "standard error", 1},
+                                         {"acc_norm_error", "standard error, %", 1},
                                          {"acc_norm_bytes", "acc_norm (per byte), %", 1},
-                                         {"acc_norm_bytes_error", "standard error", 1},
+                                         {"acc_norm_bytes_error", "standard error, %", 1},
                                          {"agree_acc", "acc answers as full, %", 1},
                                          {"agree_acc_norm", "acc_norm answers as full, %", 1},
                                          {"same_as_full", "same bits as full", 0},

@@ -276,8 +276,7 @@ static void mean_rows(const lab *l, json_t *result, summary sums[N_FORMS][N_WHIC
         paper = "21.2 of 64 (33 %)", value = 21.2;
     else if (model == LAB_PAPER_QWEN25_05B) {
         paper = "20.0 of 64 (31 %)", value = 20.0;
-        if (strcasestr(l->info.name, "coder"))
-            other = "other weights of the same shapes: the paper's are Qwen2.5-0.5B-Instruct";
+        other = lab_other_weights(&l->info);
     } else if (model == LAB_PAPER_GEMMA3_4B)
         paper = "70.2 of 256 (27 %)", value = 70.2;
     else if (!strcmp(l->info.architecture, "gemma3"))
@@ -292,7 +291,7 @@ static void mean_rows(const lab *l, json_t *result, summary sums[N_FORMS][N_WHIC
         if (other)
             lab_paper(result, what, paper, ours, "not comparable", other);
         else
-            lab_paper(result, what, paper, ours, near ? "reproduced" : "differs", near ? "" : form == FORM_BILINEAR ? why_bilinear
+            lab_paper(result, what, paper, ours, near ? "reproduced" : "differs", near ? "within 2 %" : form == FORM_BILINEAR ? why_bilinear
                       : "the same product, on the weights of this file");
     }
 }
@@ -317,7 +316,7 @@ static void near_one_rows(const lab *l, json_t *result, summary sums[N_FORMS][N_
     snprintf(ours, sizeof ours, "least rank in layer 0: %d; of all layers: %d", least, sums[FORM_PRODUCT][ALL_HEADS].least);
     bool near = least <= NEAR_ONE;
     lab_paper(result, "near-rank-1 heads in layer 0, W_q W_k^T", "in all three models", ours,
-              near ? "reproduced" : other ? "not comparable" : "differs", near ? "" : other ? why_other : "no head of layer 0 has rank 10 or less here");
+              near ? "reproduced" : other ? "not comparable" : "differs", near ? "a head of rank 10 or less" : other ? why_other : "no head of layer 0 has rank 10 or less here");
 }
 
 static void report(const lab *l, json_t *result, const head_rank *heads, int64_t n, int *ranks)

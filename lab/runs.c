@@ -3,6 +3,7 @@
  * Decoding is done by kvd_session_feed and not by kvd_generate where logits are
  * compared: generate has its own loop and shows tokens only. Both choose the lowest id
  * among equal logits. */
+#define _GNU_SOURCE
 #include "lab/runs.h"
 
 #include <stdlib.h>
@@ -289,6 +290,12 @@ lab_paper_model lab_paper_model_of(const kvd_model_info *info)
             return shapes[i].which == LAB_PAPER_QWEN25_15B && distilled ? LAB_PAPER_DS_R1_15B : shapes[i].which;
         }
     return LAB_PAPER_NONE;
+}
+
+const char *lab_other_weights(const kvd_model_info *info)
+{
+    bool qwen = lab_paper_model_of(info) == LAB_PAPER_QWEN25_05B || lab_paper_model_of(info) == LAB_PAPER_QWEN25_15B;
+    return qwen && strcasestr(info->name, "coder") ? "other weights of the same shapes: the paper's are of Qwen2.5-Instruct, not of Qwen2.5-Coder" : NULL;
 }
 
 int lab_run_full(const lab *l, const int32_t *prompt, int64_t n_prompt, int64_t n, lab_gauge *g, lab_trace *full, kvd_error *err)

@@ -93,5 +93,9 @@ typedef enum lab_paper_model {
 } lab_paper_model;
 /* Which of the paper's Table 1 this one is, by family and shape. */
 lab_paper_model lab_paper_model_of(const kvd_model_info *info);
+/* Why numbers that depend on the weights can not be laid beside those of that model:
+ * NULL, or the reason (other weights of the same shapes). Bytes, exactness and times do
+ * not depend on them. */
+const char *lab_other_weights(const kvd_model_info *info);
 
 #endif
