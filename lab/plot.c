@@ -22,7 +22,7 @@
 #include "lab/gnuplot.h"
 #include "lab/plot_points.h"
 
-enum { WIDE = 480 };
+enum { WIDE = 480, MANY_SERIES = 9 };
 
 /* Middle lightness: at least 3:1 against white and against #181818. */
 static const char *const colours[] = {"#3b82d6", "#d9622b", "#2a9d6a", "#c256a8", "#a8842a", "#7d74dc", "#d1495b", "#2f9aa3", "#808890"};
@@ -194,8 +194,9 @@ static void draw_series(FILE *f, drawing *d)
         fprintf(f, "set yrange [%g:%g]\n", least - fabs(least) * 0.1 - 0.1, most + fabs(most) * 0.1 + 0.1);
     if (d->bars)
         fprintf(f, "set boxwidth %g absolute\n", 0.76 / d->n_series);
-    if (d->n_series > 1)
-        fputs("set key outside bottom center horizontal Left reverse noenhanced tc rgb 'black' samplen 1.6 width 1\n", f);
+    if (d->n_series > 1) /* many names in small print, so that they stand in columns and leave room for the lines */
+        fprintf(f, "set key outside bottom center horizontal Left reverse noenhanced tc rgb 'black' samplen 1.6 %s\n",
+                d->n_series > MANY_SERIES ? "font ',9' width -4" : "width 1");
     else
         fputs("set key off\n", f);
     bool any = false;
@@ -306,7 +307,10 @@ static void draw_heat(FILE *f, const drawing *d)
         fputs("unset colorbox\n", f);
     if (longest(&d->y) > 8)
         fputs("unset ylabel\n", f); /* names that speak for themselves, and need the room */
-    set_text(f, "cblabel", d->z_title, (size_t)(d->height / d->n_series / 9), "");
+    /* Beside a flat map there is no room for a long title: what the map shows its own says, so the unit will do. */
+    size_t room = (size_t)(d->height / d->n_series / 9);
+    const char *unit = strlen(d->z_title) > room ? strrchr(d->z_title, ',') : NULL;
+    set_text(f, "cblabel", unit ? unit + 1 + strspn(unit + 1, " ") : d->z_title, room, "");
     fputs("set cbtics noenhanced tc rgb 'black'\n", f);
     if (d->n_series > 1)
         fprintf(f, "set multiplot layout %d,1\n", d->n_series);

@@ -10,7 +10,8 @@
  * An *entry* is what DIR/data/MODEL-EXPERIMENT.json holds:
  *   {"report": 1, "experiment": "rank", "command": ["kvd", "lab", "rank", ...],
  *    "data": {"file", "bytes", "hash"} or null, "model": {"file", "fingerprint", ...},
- *    "machine": {"cpu"}, "date": "2026-01-31", "seconds": 12.3, "exit": 0,
+ *    "machine": {"cpu", "cpus", "memory_bytes", "system"}, "version": "0.1.0",
+ *    "date": "2026-01-31", "seconds": 12.3, "exit": 0,
  *    "result": {as the command printed it}}      or "failed": "why" in its place.
  * Commands hold file names without folders: a report says nothing of a machine's
  * paths, and holds for files that have moved. */

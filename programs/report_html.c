@@ -147,7 +147,7 @@ static const char style[] =
     "h1{font-size:1.6rem;line-height:1.2}h2{font-size:1.3rem;margin:2.5rem 0 .5rem;border-top:1px solid var(--line);padding-top:1.2rem}"
     "h3{font-size:1.1rem;margin:2rem 0 .2rem}h4{font-size:1rem;margin:1.5rem 0 .2rem}h5{font-size:.9rem;margin:1rem 0 .3rem}\n"
     "a{color:var(--link)}code{font:.85em ui-monospace,monospace;background:var(--soft);padding:.1em .3em;border-radius:3px}"
-    ".dim{color:var(--dim);font-size:.85rem}.paper{border-left:3px solid var(--line);padding-left:.8rem}\n"
+    ".dim{color:var(--dim);font-size:.85rem}.hash{font-family:ui-monospace,monospace;font-size:.9em;overflow-wrap:anywhere}.paper{border-left:3px solid var(--line);padding-left:.8rem}\n"
     ".wide{overflow-x:auto}table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums}"
     "th,td{padding:.25rem .6rem;text-align:right;vertical-align:top;border-bottom:1px solid var(--line)}"
     "th{font-weight:600;vertical-align:bottom;background:var(--soft)}.w{text-align:left}\n"

@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/utsname.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -163,6 +164,17 @@ static json_t *today(void)
     return json_string(text);
 }
 
+/* What a time depends on beside the program. */
+static json_t *this_machine(const report *r)
+{
+    struct utsname u;
+    char system[sizeof u.sysname + sizeof u.release + sizeof u.machine + 2] = "";
+    if (!uname(&u))
+        snprintf(system, sizeof system, "%s %s %s", u.sysname, u.release, u.machine);
+    return json_pack("{s:o, s:I, s:I, s:o}", "cpu", lab_text(r->cpu, strlen(r->cpu)), "cpus", (json_int_t)sysconf(_SC_NPROCESSORS_ONLN), "memory_bytes",
+                     (json_int_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE), "system", lab_text(system, strlen(system)));
+}
+
 json_t *report_entry(const report *r, const report_model *m, const report_job *j)
 {
     words w = command_of(r, m, j, false);
@@ -176,7 +188,8 @@ json_t *report_entry(const report *r, const report_model *m, const report_job *j
     json_object_set_new(o, "command", command);
     json_object_set_new(o, "data", data ? json_deep_copy(data) : json_null());
     json_object_set(o, "model", m->info);
-    json_object_set_new(o, "machine", json_pack("{s:o}", "cpu", lab_text(r->cpu, strlen(r->cpu))));
+    json_object_set_new(o, "machine", this_machine(r));
+    json_object_set_new(o, "version", json_string(KVD_VERSION));
     json_object_set_new(o, "date", today());
     return o;
 }

@@ -165,9 +165,10 @@ static void summary(page *p)
     count_verdicts(p);
     fprintf(p->f,
             "<h2 id=\"verdicts\">Verdicts</h2>\n<p><span class=\"v reproduced\">%d reproduced</span>, <span class=\"v differs\">%d differ</span>, "
-            "<span class=\"v not\">%d not comparable</span>. <em>Reproduced</em>: the same number within what the row says. <em>Differs</em>: "
-            "measured as the paper describes it, with another outcome. <em>Not comparable</em>: another model, machine or text, or the paper does "
-            "not say enough.</p>\n<div class=wide><table class=verdicts>\n"
+            "<span class=\"v not\">%d not comparable</span>. <em>Reproduced</em>: the same number, or within what the last column "
+            "says. <em>Differs</em>: measured as the paper describes it, with another outcome. <em>Not comparable</em>: the number hangs on weights, a "
+            "machine's speed or a text that are not the paper's, or that the paper does not name. The paper gives no unit for its KL; where it matters it "
+            "is read as nats. Ours is in bits unless nats are said.</p>\n<div class=wide><table class=verdicts>\n"
             "<tr><th>what</th><th>model</th><th>paper</th><th>ours</th><th>verdict</th><th>why</th></tr>\n",
             p->verdicts[REPRODUCED], p->verdicts[DIFFERS], p->verdicts[NOT_COMPARABLE]);
     for (const report_chapter *ch = report_chapters; ch->id; ch++)
@@ -279,6 +280,32 @@ static void put_settings(FILE *f, const json_t *shown)
     fputs("</p></details>\n", f);
 }
 
+static void put_machine(FILE *f, const json_t *machine, const json_t *engine)
+{
+    html_text(f, text_at(machine, "cpu"));
+    if (json_integer_value(json_object_get(machine, "cpus")) > 0)
+        fprintf(f, ", %" JSON_INTEGER_FORMAT " CPUs, %.1f GiB, ", json_integer_value(json_object_get(machine, "cpus")),
+                json_number_value(json_object_get(machine, "memory_bytes")) / 1073741824);
+    html_text(f, text_at(machine, "system"));
+    if (*text_at(engine, "isa")) {
+        fputs("; ", f);
+        html_text(f, text_at(engine, "isa"));
+        fprintf(f, ", %" JSON_INTEGER_FORMAT " threads", json_integer_value(json_object_get(engine, "threads")));
+    }
+}
+
+/* The file that -f named, by what is in it. */
+static void put_data_file(FILE *f, const json_t *data)
+{
+    if (!json_is_object(data))
+        return;
+    fputs("; data ", f);
+    html_json(f, json_object_get(data, "file"));
+    fprintf(f, ", %" JSON_INTEGER_FORMAT " bytes, FNV-1a <span class=hash>", json_integer_value(json_object_get(data, "bytes")));
+    html_text(f, text_at(data, "hash"));
+    fputs("</span>", f);
+}
+
 /* How to get these numbers again, and where they are from. */
 static void put_origin(FILE *f, const json_t *entry, const json_t *shown)
 {
@@ -298,14 +325,19 @@ static void put_origin(FILE *f, const json_t *entry, const json_t *shown)
         fputs("</code><br>", f);
     } else
         fputs("<p class=dim>", f);
-    html_text(f, text_at(json_object_get(entry, "machine"), "cpu"));
-    if (*text_at(machine, "isa")) {
-        fputs(", ", f);
-        html_text(f, text_at(machine, "isa"));
-        fprintf(f, ", %" JSON_INTEGER_FORMAT " threads", json_integer_value(json_object_get(machine, "threads")));
-    }
+    put_machine(f, json_object_get(entry, "machine"), machine);
     fprintf(f, "; %.1f s; ", json_number_value(json_object_get(entry, "seconds")));
     html_text(f, text_at(entry, "date"));
+    const char *version = text_at(entry, "version"); /* verify's result has none of its own */
+    version = *version ? version : text_at(json_object_get(shown, "settings"), "version");
+    if (*version) {
+        fputs("; KV-Direct ", f);
+        html_text(f, version);
+    }
+    fputs("; model <span class=hash>", f);
+    html_text(f, text_at(json_object_get(entry, "model"), "fingerprint"));
+    fputs("</span>", f);
+    put_data_file(f, json_object_get(entry, "data"));
     fputs("</p>\n", f);
 }
 

@@ -50,7 +50,7 @@ static void compare_table1(json_t *result, const kvd_model_info *i, double kv, d
 json_t *report_memory(const kvd_model *m, const kvd_model_info *i)
 {
     static const lab_column columns[] = {
-        {"what", "what is kept of a token", 0}, {"kb", "KB a token", 3}, {"ratio", "the KV cache is so many times larger", 1}, {NULL, NULL, 0}};
+        {"what", "what is kept of a token", 0}, {"kb", "KB of 1024 bytes a token", 3}, {"ratio", "the KV cache is so many times larger", 1}, {NULL, NULL, 0}};
     kvd_session_options o;
     kvd_plan small, own;
     kvd_session_options_defaults(&o);
@@ -124,6 +124,29 @@ static void count_row(reconstruction *s, const json_t *row)
     append_once(s->streams, sizeof s->streams, text_at(row, "stream"));
 }
 
+/* One line for each stream that a length or more could not be computed in. */
+static void note_numeric_errors(json_t *result, const json_t *verify)
+{
+    const json_t *rows = json_object_get(verify, "reconstruction");
+    size_t i, k;
+    json_t *row, *other;
+    json_array_foreach(rows, i, row) {
+        const char *stream = text_at(row, "stream"), *error = text_at(row, "numeric_error");
+        char lengths[96] = "";
+        bool first = *error;
+        json_array_foreach(rows, k, other) {
+            char length[32];
+            if (!*error || strcmp(text_at(other, "numeric_error"), error) || strcmp(text_at(other, "stream"), stream))
+                continue;
+            first = first && k >= i;
+            snprintf(length, sizeof length, "%" JSON_INTEGER_FORMAT, int_at(other, "tokens"));
+            append_once(lengths, sizeof lengths, length);
+        }
+        if (first)
+            lab_note(result, "stream %s: %s; nothing was compared there (lengths %s).", stream, error, lengths);
+    }
+}
+
 static reconstruction add_reconstruction(json_t *result, const json_t *verify)
 {
     static const lab_column columns[] = {{"stream", "stream", 0}, {"kv_type", "K and V as", 0}, {"tokens", "tokens", 0},
@@ -143,9 +166,8 @@ static reconstruction add_reconstruction(json_t *result, const json_t *verify)
         }
         lab_row(t, cells);
         count_row(&s, row);
-        if (json_object_get(row, "numeric_error"))
-            lab_note(result, "stream %s, %" JSON_INTEGER_FORMAT " tokens: %s", text_at(row, "stream"), int_at(row, "tokens"), text_at(row, "numeric_error"));
     }
+    note_numeric_errors(result, verify);
     return s;
 }
 
