@@ -190,6 +190,7 @@ int lab_generation(const lab *l, json_t *result, kvd_error *err)
     lab_setting(result, "prompt_tokens", json_integer(g.n_prompt));
     lab_setting(result, "new_tokens", json_integer(g.n));
     lab_note_chat(l, result);
+    lab_note(result, "Times are of one run of each way.");
     for (int w = 0; !rc && w < N_WAYS; w++)
         rc = run_way(&g, w, err);
     if (!rc) {

@@ -352,6 +352,7 @@ static void report(const talk *k, json_t *result)
     add_turns(k, result);
     add_replies(k, result);
     compare_with_paper(k, result);
+    lab_note(result, "Times are of one run.");
     lab_note(result, "Equal means: every token and, for kv-direct, the hash of every logit (the receipt).");
     if (k->n_turns < (k->l->quick ? QUICK_TURNS : LAB_TURNS))
         lab_note(result, "The trained context of %lld tokens ends the conversation after turn %d.",

@@ -114,6 +114,9 @@ def every_experiment_is_in_the_page():
         if content["experiment"] != "memory":
             words = [w for w in content["command"] if w != "--json"]
             h.check(" ".join(words) in p.text, f"{file}: its command is not in the page")
+        origin = [content["version"], content["machine"]["system"], content["model"]["fingerprint"]]
+        origin += [content["data"]["file"], content["data"]["hash"]] if content["data"] else []
+        h.check(content["machine"]["cpus"] > 0 and all(o and o in p.text for o in origin), f"{file}: where it is from is not in the page: {origin}")
         for t in content["result"].get("tables", []):
             h.check(t["title"] in p.text, f"{file}: no table {t['title']!r}")
         for row in content["result"].get("paper_rows", []):
