@@ -50,6 +50,7 @@ static void common_settings(const lab *l, json_t *result)
     lab_setting(result, "version", json_string(KVD_VERSION));
     lab_setting(result, "kv_type", json_string(types[l->so.kv_type]));
     lab_setting(result, "stream", json_string(types[l->so.stream]));
+    lab_setting(result, "activations", json_string(l->activations_f32 ? "f32" : "auto (8 bit with quantised weights)"));
     lab_setting(result, "quick", json_boolean(l->quick));
     if (l->text) {
         lab_hash(l->text, l->n_text, hex);

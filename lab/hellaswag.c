@@ -372,6 +372,8 @@ int lab_hellaswag(const lab *l, json_t *result, kvd_error *err)
     if (!rc) {
         lab_note(result, "0-shot, the first %lld tasks of the file. acc: greatest sum of log probabilities of an ending's tokens; acc_norm (per token): divided by their number behind the common beginning, as llama.cpp does it; acc_norm (per byte): of all tokens behind the context, divided by the ending's bytes, as lm-evaluation-harness does it (there: characters).",
                  (long long)v.n_tasks);
+        lab_note(result, "%lld of %lld endings have more than 64 tokens with their context: only there has a window of 64 anything to forget.",
+                 (long long)json_integer_value(json_object_get(json_object_get(result, "settings"), "endings_beyond_64_tokens")), (long long)v.n_tasks * LAB_ENDINGS);
         lab_note(result, "Policies that forget read the context at once and then the ending token by token.");
         rc = all_policies(&v);
     }

@@ -43,6 +43,7 @@ typedef struct lab {
     kvd_model *m;
     kvd_model_info info;
     const char *model_file;      /* its name without folders */
+    bool activations_f32;        /* as m was loaded; only said in the settings */
     const char *cpu;             /* the machine's, as it calls itself, or NULL */
     kvd_session_options so;      /* numbers (kv_type, stream), tier, spill_dir; the policy is the experiment's */
     int64_t n_new;               /* -n; 0: the experiment's default */

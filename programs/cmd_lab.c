@@ -166,7 +166,7 @@ int cli_run_experiment(cli *c, const char *name)
     cli_progress_allow(!c->quiet);
     cli_catch_interrupt();
     int code = cli_spill_dir(c);
-    lab l = {.so = c->so, .model_file = slash ? slash + 1 : c->model, .cpu = cpu, .n_new = c->n_given ? c->go.max_tokens : 0, .quick = c->quick,
+    lab l = {.so = c->so, .activations_f32 = c->mo.activations_f32, .model_file = slash ? slash + 1 : c->model, .cpu = cpu, .n_new = c->n_given ? c->go.max_tokens : 0, .quick = c->quick,
              .limit = e->run == lab_hellaswag ? c->tasks : c->chunks, .policies = c->policies, .chunk_tokens = c->chunk_tokens,
              .first_scored = c->first_scored, .donor = c->donor, .recipient = c->recipient, .layer = c->layer, .head = c->head,
              .at_all = c->at_all, .patch_kv = c->patch_kv, .tick = cli_lab_progress};
