@@ -17,7 +17,9 @@
  * Thread safety
  *   One caller at a time per session, and one *computing* call (feed, generate)
  *   at a time per model: its thread pool is shared. Everything else on a model
- *   may be called from any thread.
+ *   may be called from any thread. A second one meanwhile, from a callback or
+ *   another thread, is KVD_E_ARG and changes nothing. A callback may not rewind
+ *   (KVD_E_ARG), park (does nothing) or free the session that it is called for.
  *   A forked child has the model, but not its threads: with one thread it can go
  *   on computing (a disk tier then gets a file of its own), with more such calls
  *   are KVD_E_ARG. It may free what it was given; the parent loses nothing by it. */

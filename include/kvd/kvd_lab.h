@@ -46,13 +46,15 @@ typedef struct kvd_lab_taps {
     void (*weights)(void *ctx, int layer, int64_t pos, int head, int64_t first, int64_t n, const float *p);
 } kvd_lab_taps;
 
-/* Copies *taps; NULL removes them. */
+/* Copies *taps; NULL removes them. A pass that is under way, when a callback sets them,
+ * goes on with those that it began with. */
 KVD_API void kvd_lab_set_taps(kvd_session *s, const kvd_lab_taps *taps);
 
 /* K and V of position pos at a layer from the residual entering it (paper: Eq.
  * 13-14), rounded to the session's KV type: the bits that attention reads if
  * residual is the bits that entered the layer.
- * 0, KVD_E_RANGE, KVD_E_NUMERIC. One computing call at a time per model. */
+ * 0, KVD_E_RANGE, KVD_E_NUMERIC. A computing call, of which there is one at a time per
+ * model: KVD_E_ARG from a tap. */
 KVD_API int kvd_lab_reconstruct(kvd_session *s, int layer, int64_t pos, const float *residual, float *k, float *v,
                                 kvd_error *err);
 

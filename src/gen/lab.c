@@ -55,11 +55,11 @@ static void tap_weights(void *ctx, int span, int layer, int64_t pos, int head, i
     t->weights(t->ctx, layer, pos, head, first, n, p);
 }
 
-const kvd_taps *kvd__lab_taps(kvd_session *s, kvd_taps *taps)
+const kvd_taps *kvd__lab_taps(const kvd_session *s, kvd_lab_taps *t, kvd_taps *taps)
 {
-    kvd_lab_taps *t = &s->lab;
     if (!s->has_lab)
         return NULL;
+    *t = s->lab;
     *taps = (kvd_taps){
         .ctx = t,
         .from_pos = t->from_pos,
@@ -84,7 +84,12 @@ int kvd_lab_reconstruct_rows(kvd_session *s, int layer, int64_t n, const int64_t
     for (int64_t i = 0; i < n; i++)
         if (pos[i] < 0 || pos[i] >= c->n_ctx)
             return kvd__fail(err, KVD_E_RANGE, "position %lld is not in 0..%d", (long long)pos[i], c->n_ctx - 1);
-    return n ? kvd__model_reconstruct(s->m, layer, n, pos, residuals, s->shape.type, k, v, err) : 0;
+    int rc = n ? kvd__model_claim(s->m, err) : 0;
+    if (rc || !n)
+        return rc;
+    rc = kvd__model_reconstruct(s->m, layer, n, pos, residuals, s->shape.type, k, v, err);
+    kvd__model_release(s->m);
+    return rc;
 }
 
 int kvd_lab_reconstruct(kvd_session *s, int layer, int64_t pos, const float *residual, float *k, float *v, kvd_error *err)

@@ -216,8 +216,11 @@ int kvd_calibrate(kvd_model *m, const kvd_session_options *options, kvd_rates *r
     kvd_rates r = {0};
     kvd_kvtype type = kvd__kvtype_of(o.kv_type);
     double choice_s = 0;
+    int rc = kvd__model_claim(m, err);
+    if (rc)
+        return rc;
     kvd_fpenv env = kvd__fpenv_enter();
-    int rc = kvd__calibrate(m, type, (kvd_plan_rates *)(void *)&r, err);
+    rc = kvd__calibrate(m, type, (kvd_plan_rates *)(void *)&r, err);
     if (!rc)
         rc = choice_seconds(m, &o, &choice_s, err);
     if (!rc && o.spill_dir) {
@@ -226,6 +229,7 @@ int kvd_calibrate(kvd_model *m, const kvd_session_options *options, kvd_rates *r
         measure_disk(m, &shape, kvd__kvtype_of(o.stream), o.spill_dir, &r);
     }
     kvd__fpenv_leave(env);
+    kvd__model_release(m);
     if (rc)
         return rc;
     r.head_s += choice_s;

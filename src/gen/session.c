@@ -196,9 +196,10 @@ static int compute(kvd_session *s, kvd_span *span, kvd_compact *compact, sink *k
     void *stream = kvd__alloc(s->m->ledger, KVD_ACC_STREAM, (size_t)k->plan->stream_bytes, err);
     if (!stream)
         return err && err->code ? err->code : KVD_E_NOMEM;
+    kvd_lab_taps own;
     kvd_taps taps;
     kvd_pass pass = {.spans = span, .n_spans = 1, .stream = stream, .stream_type = s->stream_type,
-                     .taps = kvd__lab_taps(s, &taps), .compact = compact, .ctx = k, .on_logits = on_logits,
+                     .taps = kvd__lab_taps(s, &own, &taps), .compact = compact, .ctx = k, .on_logits = on_logits,
                      .on_progress = s->progress ? on_progress : NULL};
     int rc = kvd__model_pass(s->m, &pass, err);
     kvd__free(stream);
@@ -348,14 +349,9 @@ static int feed_lossy(kvd_session *s, const int32_t *ids, int64_t n, int64_t n_l
     return rc;
 }
 
-static int feed(kvd_session *s, const int32_t *ids, int64_t n, int64_t n_logits, sink *k, kvd_error *err)
+static int feed_exact(kvd_session *s, const int32_t *ids, int64_t n, int64_t n_logits, sink *k, kvd_error *e)
 {
-    kvd_error own = {0}, *e = err ? err : &own;
-    int rc = check_feed(s, ids, n, e);
-    if (rc)
-        return rc;
-    if (s->compact)
-        return feed_lossy(s, ids, n, n_logits, k, e);
+    int rc = 0;
     int64_t total = s->n + n;
     kvd_limits lim = kvd__session_limits(s);
     while (!rc && s->kv->end < total)
@@ -371,6 +367,29 @@ static int feed(kvd_session *s, const int32_t *ids, int64_t n, int64_t n_logits,
     fit_ids(s, s->n, NULL);
     if (rc == KVD_E_BUDGET)
         e->max_tokens = kvd__session_max_tokens(s, &lim);
+    return rc;
+}
+
+int kvd__model_claim(struct kvd_model *m, kvd_error *err)
+{
+    if (atomic_exchange_explicit(&m->computing, true, memory_order_acquire))
+        return kvd__fail(err, KVD_E_ARG, "the model is computing already: no such call from a callback, or from two threads");
+    return 0;
+}
+
+void kvd__model_release(struct kvd_model *m) { atomic_store_explicit(&m->computing, false, memory_order_release); }
+
+static int feed(kvd_session *s, const int32_t *ids, int64_t n, int64_t n_logits, sink *k, kvd_error *err)
+{
+    kvd_error own = {0}, *e = err ? err : &own;
+    int rc = kvd__model_claim(s->m, e);
+    if (rc)
+        return rc;
+    s->feeding = true;
+    rc = check_feed(s, ids, n, e);
+    rc = rc ? rc : (s->compact ? feed_lossy : feed_exact)(s, ids, n, n_logits, k, e);
+    s->feeding = false;
+    kvd__model_release(s->m);
     return rc;
 }
 
@@ -400,6 +419,8 @@ int kvd_session_feed_all(kvd_session *s, const int32_t *ids, int64_t n, int64_t 
 
 int kvd_session_rewind(kvd_session *s, int64_t n_tokens, kvd_error *err)
 {
+    if (s->feeding)
+        return kvd__fail(err, KVD_E_ARG, "the session is being fed: no rewinding from a callback");
     if (n_tokens < 0 || n_tokens > s->n)
         return kvd__fail(err, KVD_E_RANGE, "cannot rewind to %lld of %lld tokens", (long long)n_tokens, (long long)s->n);
     if (s->compact && n_tokens != s->n) {
@@ -418,7 +439,7 @@ int kvd_session_rewind(kvd_session *s, int64_t n_tokens, kvd_error *err)
 
 void kvd_session_park(kvd_session *s)
 {
-    if (s->compact)
+    if (s->compact || s->feeding)
         return;
     kvd__kv_clear(s->kv);
     kvd__disk_drop(s); /* its buffers are context memory */

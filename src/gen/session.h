@@ -27,6 +27,7 @@ struct kvd_session {
     void *progress_ctx;
     kvd_lab_taps lab;
     bool has_lab;
+    bool feeding;            /* what is called from a callback must not change it */
     kvd_rates rates;         /* for the planner, if has_rates */
     bool has_rates;
     /* The disk tier (disk.c). */
@@ -60,8 +61,14 @@ void kvd__session_choose_tier(kvd_session *s, int64_t n_prompt, int64_t n_new);
 
 static inline bool kvd__is_lossy(kvd_policy p) { return p >= KVD_POLICY_WINDOW; }
 
-/* The session's taps as a pass takes them, in *taps, or NULL. */
-const kvd_taps *kvd__lab_taps(kvd_session *s, kvd_taps *taps);
+/* One computing call at a time: threads and scratch are the model's. KVD_E_ARG if there
+ * is one already, as when a callback asks for another. */
+int kvd__model_claim(struct kvd_model *m, kvd_error *err);
+void kvd__model_release(struct kvd_model *m);
+
+/* A copy of the session's taps in *own, which a callback may set anew meanwhile, and as
+ * a pass takes them in *taps. NULL: there are none. */
+const kvd_taps *kvd__lab_taps(const kvd_session *s, kvd_lab_taps *own, kvd_taps *taps);
 
 kvd_kvtype kvd__kvtype_of(kvd_float_type t);
 

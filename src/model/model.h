@@ -109,6 +109,7 @@ struct kvd_model {
     kvd_chat chat;
     char *chat_template;      /* the file's own text, or NULL */
 
+    atomic_bool computing;    /* its threads and scratch are taken: kvd__model_claim */
     bool profile;             /* measure stages, on thread 0 */
     uint64_t stage_ns[KVD_STAGE_COUNT];
 

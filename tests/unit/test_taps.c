@@ -430,6 +430,52 @@ static void out_of_memory_for_weights(void **state)
     assert_true(failures >= 3 * N_SETTINGS);
 }
 
+/* What a callback must not do is refused, and the pass goes on as if it had not been asked. */
+typedef struct {
+    kvd_session *s, *other;
+    int64_t calls;
+} meddler;
+
+static void meddle(void *ctx, int layer, int64_t pos, float *h)
+{
+    meddler *x = ctx;
+    kvd_error err = {0};
+    int32_t id = 1;
+    float kv[2 * MAX_ROW];
+    if (x->calls++ % 37)
+        return;
+    assert_int_equal(kvd_session_feed(x->s, &id, 1, NULL, &err), KVD_E_ARG);
+    assert_true(strstr(err.message, "callback") != NULL);
+    assert_int_equal(kvd_session_feed(x->other, &id, 1, NULL, NULL), KVD_E_ARG);
+    assert_int_equal(kvd_session_rewind(x->s, 0, &err), KVD_E_ARG);
+    assert_int_equal(kvd_lab_reconstruct(x->s, layer ? 1 : 0, pos, h, kv, kv + MAX_ROW, &err), KVD_E_ARG);
+    assert_int_equal(kvd_calibrate(x->s->m, NULL, &(kvd_rates){0}, &err), KVD_E_ARG);
+    kvd_session_park(x->s);
+    kvd_lab_set_taps(x->s, NULL); /* this pass goes on with those it has */
+}
+
+static void a_callback_may_not_compute(void **state)
+{
+    (void)state;
+    for (int i = 0; i < N_SETTINGS; i++) {
+        kvd_model *m = load(0, &settings[i]);
+        kvd_session *s = session(m, &settings[i]);
+        meddler x = {.s = s, .other = session(m, &settings[i])};
+        float *plain = make_logits(m), *meddled = make_logits(m);
+        run(s, NULL, plain);
+        assert_int_equal(kvd_session_rewind(s, 0, NULL), 0);
+        run(s, &(kvd_lab_taps){.ctx = &x, .residual = meddle}, meddled);
+        assert_true(x.calls > 0);
+        check(same(plain, meddled, m), "%s: it changed something", settings[i].what);
+        assert_int_equal(kvd_session_feed(x.other, &(int32_t){1}, 1, NULL, NULL), 0); /* and nothing is left claimed */
+        free(plain);
+        free(meddled);
+        kvd_session_free(&x.other);
+        kvd_session_free(&s);
+        tiny_free(&m);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -438,6 +484,7 @@ int main(void)
         cmocka_unit_test(a_change_is_the_same_under_every_setting),
         cmocka_unit_test(from_pos_hides_what_lies_below),
         cmocka_unit_test(out_of_memory_for_weights),
+        cmocka_unit_test(a_callback_may_not_compute),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
