@@ -1,7 +1,10 @@
 /* kvd: the program. Commands are in cmd_*.c; this file picks one. */
+#define _GNU_SOURCE
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli.h"
 
@@ -31,9 +34,23 @@ static int usage(FILE *out, int code)
     return code;
 }
 
+/* A standard stream that was closed would have its number given to the next file that
+ * is opened, and messages be written into a spill or a result. What is put in its place
+ * fails as a closed one does: it can not be written, or not be read. */
+static bool hold_standard_files(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd)
+            return false;
+    return true;
+}
+
 int main(int argc, char **argv)
 {
     signal(SIGPIPE, SIG_IGN); /* a closed pipe is an error return */
+    signal(SIGXFSZ, SIG_IGN); /* so is a file at its limit (ulimit -f) */
+    if (!hold_standard_files())
+        return EXIT_RESOURCES; /* and nobody to tell */
     if (argc < 2)
         return usage(stderr, EXIT_USAGE);
     if (!strcmp(argv[1], "--version")) {

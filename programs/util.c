@@ -80,8 +80,8 @@ int cli_read_prompt(const cli *c, char **text, size_t *n)
     }
     if (c->file && strcmp(c->file, "-"))
         return cli_read_file(c->file, text, n);
-    if (fcntl(STDIN_FILENO, F_GETFD) < 0)
-        return cli_fail(EXIT_USAGE, "no prompt: give -p TEXT or -f FILE (standard input is closed)");
+    if ((fcntl(STDIN_FILENO, F_GETFL) & O_ACCMODE) == O_WRONLY) /* or closed: kvd.c holds its place with such a file */
+        return cli_fail(EXIT_USAGE, "no prompt: give -p TEXT or -f FILE (standard input can not be read)");
     return read_stream(stdin, "standard input", text, n);
 }
 
@@ -119,6 +119,7 @@ int cli_spill_dir(cli *c)
     if (!own && (!home || *home != '/'))
         return must ? cli_fail(EXIT_USAGE, "no HOME: give --spill-dir") : 0;
     int n = snprintf(c->cache_dir, sizeof c->cache_dir, "%s%s", own ? cache : home, own ? "/kvd" : "/.cache/kvd");
+    errno = ENAMETOOLONG;
     if (n < 0 || (size_t)n >= sizeof c->cache_dir || !make_folders(c->cache_dir)) {
         int e = errno;
         *c->cache_dir = 0;
