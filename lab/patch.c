@@ -309,7 +309,10 @@ static int prepare(patch *p, const lab *l, json_t *result)
     kvd_ids_free(ids);
     if (rc)
         return rc;
-    int64_t n_kv = l->info.n_kv_heads * l->info.d_head;
+    int64_t n_kv = l->info.n_kv_heads * l->info.d_head, most = p->n_donor > p->n_recipient ? p->n_donor : p->n_recipient;
+    if (p->n_new - 1 > l->info.trained_context_tokens - most)
+        return lab_fail(p->err, KVD_E_RANGE, "a prompt of %lld tokens and %lld new ones: the model's context is %lld", (long long)most, (long long)p->n_new,
+                        (long long)l->info.trained_context_tokens);
     p->h = lab_alloc((l->info.n_layers + 1) * p->n_donor * p->d, sizeof *p->h, p->err);
     p->k = lab_alloc(p->n_donor * n_kv, sizeof *p->k, p->err);
     p->v = lab_alloc(p->n_donor * n_kv, sizeof *p->v, p->err);

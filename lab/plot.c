@@ -17,10 +17,10 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "lab/gnuplot.h"
 #include "lab/plot_points.h"
+#include "lab/whole_file.h"
 
 enum { WIDE = 480, MANY_SERIES = 9 };
 
@@ -347,23 +347,14 @@ static char *adopt_colour(const char *svg, size_t n, size_t *n_out)
     return out;
 }
 
-/* Whole or not at all. */
 static int write_file(const char *path, const char *data, size_t n, kvd_error *err)
 {
-    char *part = NULL;
-    if (asprintf(&part, "%s.part%ld", path, (long)getpid()) < 0)
-        return lab_fail(err, KVD_E_NOMEM, "out of memory: a drawing");
-    FILE *f = fopen(part, "wbe");
-    bool bad = !f || fwrite(data, 1, n, f) != n;
-    if (f)
-        bad = fclose(f) || bad;
-    int e = bad ? errno : 0;
-    if (!bad && rename(part, path))
-        e = errno;
-    if (e)
-        unlink(part);
-    free(part);
-    return e ? lab_fail(err, KVD_E_IO, "%s", strerror(e)) : 0;
+    lab_file w;
+    int rc = lab_file_begin(&w, path, err);
+    if (rc)
+        return rc;
+    fwrite(data, 1, n, w.f); /* the end sees whether it went well */
+    return lab_file_end(&w, true, err);
 }
 
 static int draw(drawing *d, const char *path, kvd_error *err)

@@ -214,7 +214,7 @@ static void tsv_name(const json_t *column, FILE *out)
 void lab_write_tsv(const json_t *table, FILE *out)
 {
     size_t i, k;
-    json_t *column, *row, *cell;
+    json_t *column, *row;
     json_array_foreach(json_object_get(table, "columns"), i, column) {
         if (i)
             fputc('\t', out);
@@ -222,10 +222,10 @@ void lab_write_tsv(const json_t *table, FILE *out)
     }
     fputc('\n', out);
     json_array_foreach(json_object_get(table, "rows"), i, row) {
-        json_array_foreach(row, k, cell) {
+        for (k = 0; k < json_array_size(json_object_get(table, "columns")); k++) { /* a row from a file may have any length */
             if (k)
                 fputc('\t', out);
-            tsv_cell(cell, out);
+            tsv_cell(json_array_get(row, k), out);
         }
         fputc('\n', out);
     }

@@ -2,14 +2,12 @@
  * files and options, shows progress, and prints what the experiment hands back; all
  * numbers are made there. */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "cli.h"
+#include "lab/whole_file.h"
 
 /* ---- -o --------------------------------------------------------------------------- */
 
@@ -30,24 +28,14 @@ int cli_ending(const char *path, const char *const *list)
 /* What can be known before hours of work: that the file can be written at its end. */
 static int check_output(const char *path)
 {
-    struct stat st;
+    kvd_error err;
     if (!path)
         return 0;
     int kind = cli_ending(path, endings);
     if (kind < 0)
         return cli_fail(EXIT_USAGE, "-o %s: the name ends with none of .tsv, .json, .svg, .png", path);
-    char *folder = strdup(path);
-    if (!folder)
-        return cli_fail(EXIT_RESOURCES, "out of memory");
-    char *slash = strrchr(folder, '/');
-    if (slash)
-        slash[slash == folder] = 0;
-    int bad = access(slash ? folder : ".", W_OK | X_OK) ? errno : 0;
-    free(folder);
-    if (bad)
-        return cli_fail(EXIT_BAD_FILE, "-o %s: %s", path, strerror(bad));
-    if (!stat(path, &st) && S_ISDIR(st.st_mode))
-        return cli_fail(EXIT_BAD_FILE, "-o %s: is a directory", path);
+    if (lab_file_check(path, &err))
+        return cli_fail(EXIT_BAD_FILE, "-o %s: %s", path, err.message);
     if (kind >= SVG && !lab_can_draw())
         return cli_fail(EXIT_RESOURCES, "-o %s: no gnuplot in PATH to draw it (.tsv has the numbers)", path);
     return 0;
@@ -62,13 +50,14 @@ int cli_draw(const json_t *result, const json_t *plot, const char *path)
 
 static int write_tsv(const json_t *table, const char *path)
 {
-    FILE *f = fopen(path, "we");
-    if (!f)
-        return cli_fail(EXIT_BAD_FILE, "%s: %s", path, strerror(errno));
-    lab_write_tsv(table, f);
-    if (ferror(f) | fclose(f))
-        return cli_fail(EXIT_BAD_FILE, "%s: could not be written", path);
-    return 0;
+    lab_file w;
+    kvd_error err;
+    int rc = lab_file_begin(&w, path, &err);
+    if (!rc) {
+        lab_write_tsv(table, w.f);
+        rc = lab_file_end(&w, true, &err);
+    }
+    return rc ? cli_fail(EXIT_BAD_FILE, "%s: %s", path, err.message) : 0;
 }
 
 /* Each of a list of tables or plots: FILE itself if there is one, else FILE-NAME. */
@@ -97,8 +86,9 @@ static int write_output(const json_t *result, const char *path)
     int kind = cli_ending(path, endings);
     if (kind != JSON)
         return write_each(result, kind == TSV ? "tables" : "plots", path, kind);
-    if (json_dump_file(result, path, JSON_INDENT(2) | JSON_REAL_PRECISION(15)))
-        return cli_fail(EXIT_BAD_FILE, "%s: could not be written", path);
+    kvd_error err;
+    if (lab_file_json(path, result, JSON_INDENT(2) | JSON_REAL_PRECISION(15), &err))
+        return cli_fail(EXIT_BAD_FILE, "%s: %s", path, err.message);
     return 0;
 }
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "cli.h"
+#include "lab/whole_file.h"
 
 /* Budgets of the curve, as parts of full KV. */
 static const int percents[] = {100, 75, 50, 35, 25, 15, 10, 7, 5, 3, 2};
@@ -121,13 +122,14 @@ static int write_curve(const planning *p)
         return 0;
     if (cli_ending(p->c->output, drawings) >= 0)
         return draw_curve(p);
-    FILE *f = fopen(p->c->output, "we");
-    if (!f)
-        return cli_fail(EXIT_BAD_FILE, "%s: cannot be written", p->c->output);
-    print_curve(p, f, "\t");
-    if (ferror(f) | fclose(f))
-        return cli_fail(EXIT_BAD_FILE, "%s: could not be written", p->c->output);
-    return 0;
+    lab_file w;
+    kvd_error err;
+    int rc = lab_file_begin(&w, p->c->output, &err);
+    if (!rc) {
+        print_curve(p, w.f, "\t");
+        rc = lab_file_end(&w, true, &err);
+    }
+    return rc ? cli_fail(EXIT_BAD_FILE, "%s: %s", p->c->output, err.message) : 0;
 }
 
 static int print_all(const planning *p, const kvd_plan *b)
@@ -148,12 +150,14 @@ int cmd_plan(int argc, char **argv)
         return cli_fail(EXIT_USAGE, "no length: --context N");
     if (cli_lossy(c.so.policy))
         return cli_fail(EXIT_USAGE, "plan is of exact policies: a lossy one keeps --kv-tokens and needs no tier");
+    kvd_error err;
+    if (c.output && lab_file_check(c.output, &err)) /* before the machine is measured */
+        return cli_fail(EXIT_BAD_FILE, "-o %s: %s", c.output, err.message);
     if (c.output && cli_ending(c.output, drawings) >= 0 && !lab_can_draw())
         return cli_fail(EXIT_RESOURCES, "-o %s: no gnuplot in PATH to draw it (another name: TSV)", c.output);
     if ((rc = cli_spill_dir(&c))) /* also the folder of the rates */
         return rc;
     planning p = {.c = &c};
-    kvd_error err;
     int64_t budget = c.mo.kv_budget_bytes;
     c.mo.kv_budget_bytes = 0;
     if (kvd_model_load_synthetic(&p.m, c.model, &c.mo, &err))

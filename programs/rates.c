@@ -1,13 +1,13 @@
 /* The planner's rates, kept in the user's cache folder: a file a machine, model
  * shape and set of settings. */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "cli.h"
+#include "lab/whole_file.h"
 
 /* The CPU's name and this build's version: rates of another are not ours. */
 static void machine_name(char *out, size_t size)
@@ -69,7 +69,6 @@ static bool read_rates(const char *path, const char *key, kvd_rates *r)
 /* Whole or not at all; a cache that can not be written is no error. */
 static void write_rates(const char *path, const char *key, const kvd_rates *r)
 {
-    char part[4352];
     json_t *rows = json_array(), *rows_s = json_array();
     for (int i = 0; i < KVD_RATE_POINTS; i++) {
         json_array_append_new(rows, json_integer(r->rows[i]));
@@ -78,9 +77,8 @@ static void write_rates(const char *path, const char *key, const kvd_rates *r)
     json_t *o = json_pack("{s:s, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "key", key, "rows", rows, "rows_s", rows_s, "head_s", r->head_s,
                           "pair_alone_s", r->pair_alone_s, "pair_chunk_s", r->pair_chunk_s, "disk_pass_s", r->disk_pass_s, "disk_segment_s", r->disk_segment_s, "disk_read_bytes_s", r->disk_read_bytes_s,
                           "disk_write_bytes_s", r->disk_write_bytes_s);
-    snprintf(part, sizeof part, "%s.%ld", path, (long)getpid());
-    if (!json_dump_file(o, part, JSON_INDENT(1)) && rename(part, path))
-        unlink(part);
+    if (o) /* none: a folder's name that is no UTF-8 can not be in the key */
+        lab_file_json(path, o, JSON_INDENT(1), NULL);
     json_decref(o);
 }
 

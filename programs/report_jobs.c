@@ -4,7 +4,6 @@
  * complete; whether it still is what this report asks for its own head says. */
 #define _GNU_SOURCE
 #include <dirent.h>
-#include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +12,7 @@
 #include <unistd.h>
 
 #include "report.h"
+#include "lab/whole_file.h"
 
 /* Costs: seconds of SmolLM2-135M on two cores, of the report without --quick or --full. */
 const report_job report_jobs[] = {
@@ -221,14 +221,10 @@ bool report_is_done(const report *r, const report_model *m, const report_job *j)
 
 static int write_entry(const report *r, const report_model *m, const report_job *j, const json_t *entry)
 {
-    char *path = path_of(r, m, j), *part = NULL;
-    bool ok = path && asprintf(&part, "%s.part%ld", path, (long)getpid()) >= 0;
-    errno = 0;
-    ok = ok && !json_dump_file(entry, part, JSON_INDENT(1) | JSON_REAL_PRECISION(15)) && !rename(part, path);
-    int code = ok ? 0 : cli_fail(EXIT_RESOURCES, "%s/data/%s-%s.json: %s", r->dir, m->slug, j->name, strerror(errno ? errno : EIO));
-    if (!ok && part)
-        unlink(part);
-    free(part);
+    char *path = path_of(r, m, j);
+    kvd_error err = {.message = "out of memory"};
+    int rc = path ? lab_file_json(path, entry, JSON_INDENT(1) | JSON_REAL_PRECISION(15), &err) : KVD_E_NOMEM;
+    int code = rc ? cli_fail(EXIT_RESOURCES, "%s/data/%s-%s.json: %s", r->dir, m->slug, j->name, err.message) : 0;
     free(path);
     return code;
 }

@@ -1,12 +1,12 @@
 /* The page: a chapter for each part of the paper, in its order; before them all
  * verdicts in one table. All of it is made from DIR/data. */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "report.h"
+#include "lab/whole_file.h"
 
 typedef struct {
     report *r;
@@ -181,14 +181,16 @@ static void summary(page *p)
 static int write_tsv(const page *p, const json_t *table, const char *name)
 {
     char *path = NULL;
-    FILE *f = asprintf(&path, "%s/tsv/%s", p->r->dir, name) < 0 ? NULL : fopen(path, "we");
-    bool ok = f;
-    if (f) {
-        lab_write_tsv(table, f);
-        ok = !ferror(f);
-        ok = !fclose(f) && ok;
+    lab_file w;
+    kvd_error err = {.message = "out of memory"};
+    int rc = asprintf(&path, "%s/tsv/%s", p->r->dir, name) < 0 ? KVD_E_NOMEM : lab_file_begin(&w, path, &err);
+    if (rc == KVD_E_NOMEM)
+        path = NULL;
+    if (!rc) {
+        lab_write_tsv(table, w.f);
+        rc = lab_file_end(&w, true, &err);
     }
-    int code = ok ? 0 : cli_fail(EXIT_RESOURCES, "%s/tsv/%s: could not be written", p->r->dir, name);
+    int code = rc ? cli_fail(EXIT_RESOURCES, "%s/tsv/%s: %s", p->r->dir, name, err.message) : 0;
     free(path);
     return code;
 }
@@ -456,7 +458,7 @@ static void prepare(json_t *entries)
     }
 }
 
-static int write_page(page *p, const json_t *problems, const char *path)
+static int write_page(page *p, const json_t *problems)
 {
     int code = 0;
     put_head(p, problems);
@@ -464,35 +466,34 @@ static int write_page(page *p, const json_t *problems, const char *path)
     for (const report_chapter *ch = report_chapters; ch->id; ch++)
         code = code ? code : put_chapter(p, ch);
     html_end(p->f);
-    if (!code && (fflush(p->f) || ferror(p->f)))
-        code = cli_fail(EXIT_RESOURCES, "%s: could not be written", path);
     return code;
 }
 
 int report_write(report *r)
 {
     json_t *problems = NULL, *entries = report_load(r, &problems);
-    char *path = NULL, *part = NULL;
+    char *path = NULL;
+    lab_file w;
+    kvd_error err = {0};
     page p = {.r = r, .entries = entries, .can_draw = lab_can_draw()};
     int code = 0;
     prepare(entries);
-    if (asprintf(&path, "%s/index.html", r->dir) < 0 || asprintf(&part, "%s.part%ld", path, (long)getpid()) < 0)
+    if (asprintf(&path, "%s/index.html", r->dir) < 0) {
+        path = NULL;
         code = cli_fail(EXIT_RESOURCES, "out of memory");
-    else if (!(p.f = fopen(part, "we")))
-        code = cli_fail(EXIT_RESOURCES, "%s: %s", path, strerror(errno));
+    } else if (lab_file_begin(&w, path, &err))
+        code = cli_fail(EXIT_RESOURCES, "%s: %s", path, err.message);
     else {
-        code = write_page(&p, problems, path);
-        if ((fclose(p.f) || rename(part, path)) && !code)
-            code = cli_fail(EXIT_RESOURCES, "%s: %s", path, strerror(errno));
-        if (code)
-            unlink(part);
+        p.f = w.f;
+        code = write_page(&p, problems);
+        if (lab_file_end(&w, !code, &err) && !code)
+            code = cli_fail(EXIT_RESOURCES, "%s: %s", path, err.message);
     }
     if (json_array_size(problems))
         r->failed = true;
     if (!code && !r->c->quiet)
         fprintf(stderr, "kvd: %s: %d reproduced, %d differ, %d not comparable; %d plots%s\n", path, p.verdicts[0], p.verdicts[1], p.verdicts[2],
                 p.n_plots, p.can_draw ? "" : " (no gnuplot)");
-    free(part);
     free(path);
     json_decref(problems);
     json_decref(entries);

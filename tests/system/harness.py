@@ -195,6 +195,13 @@ def refused(code, *args, names=(), **options):
     return r
 
 
+def refused_late(code, *args, **options):
+    """The call fails with this code and one line of error, after its work."""
+    r = kvd(*args, expect=code, **options)
+    check(len(error_lines(r)) == 1, f"expected one line of error\n{r}")
+    return r
+
+
 def run_json(model, *args, **options):
     """kvd run -m MODEL --json --receipt ..., which must succeed."""
     return kvd("run", "-m", model, "--json", "--receipt", *args, expect=DONE, **options).json()

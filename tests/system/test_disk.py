@@ -351,8 +351,9 @@ def plan_writes_its_curve():
         for row in rows[1:]:
             for cell in row:
                 h.check(cell == "-" or float(cell) > 0, f"{row}")
-    r = plan("-o", "/nowhere/curve.tsv", env=env)
+    r = plan("-o", "/nowhere/curve.tsv", env=cache("unmeasured"))
     h.equal(r.code, h.BAD_FILE, f"exit\n{r}")
+    h.check("measuring" not in r.err, f"work before the refusal\n{r}")
     r = plan("-o", "/dev/full", env=env)
     h.equal(r.code, h.BAD_FILE, f"exit\n{r}")
 

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Model files that are cut, changed or not models at all; output that can not be written."""
+import json
 import os
+import resource
 import subprocess
 
 import harness as h
@@ -76,6 +78,57 @@ def a_closed_stdout_is_an_error():
                  ("info", "-m", h.tiny())):
         r = h.kvd(*args, preexec_fn=lambda: os.close(1), stdout=None)
         h.check(r.code in (h.BAD_FILE, h.RESOURCES), f"exit {r.code}\n{r}")
+
+
+@h.test
+def closed_streams_lend_their_numbers_to_nobody():
+    """A message to a closed stderr must not land in a spill file or a result, which would be opened under its number."""
+    text = h.write("closed.txt", "hello " * 60)
+    wanted = h.run_json(h.tiny(), "--raw", "-f", text, "-n", "8")["receipt"]
+    for closed in ((0,), (2,), (0, 2), (0, 1, 2)):
+        out = os.path.join(h.folder(), "closed.json")
+        h.kvd("lab", "generation", "-m", h.tiny(), "--quick", "--threads", "1", "-o", out, stdin=subprocess.DEVNULL,
+              preexec_fn=lambda: [os.close(fd) for fd in closed], expect=h.BAD_FILE if 1 in closed else h.DONE)
+        with open(out, encoding="utf-8") as f:
+            h.equal(json.load(f)["experiment"], "generation", f"closed: {closed}")
+        os.unlink(out)
+    r = h.kvd("run", "-m", h.tiny(), "--raw", "-f", text, "-n", "8", "--json", "--kv-tokens", "32", stdin=subprocess.DEVNULL,
+              preexec_fn=lambda: [os.close(fd) for fd in (0, 2)], expect=h.DONE)
+    h.equal(r.json()["receipt"], wanted, "receipt")
+
+
+@h.test
+def a_limit_of_file_size_is_an_error():
+    """ulimit -f: neither killed (SIGXFSZ) nor half a file, and what was there stays."""
+    def limited():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+    folder = os.path.join(h.folder(), "limited")
+    os.mkdir(folder)
+    cache = os.path.join(h.folder(), "limited-cache")
+    lab, plan = ("lab", "generation", "-m", h.tiny(), "--quick", "--threads", "1"), ("plan", "-m", h.tiny(), "--context", "300", "--threads", "1", "--quiet")
+    names = {"x.json": lab, "x-generation.tsv": lab, "curve.tsv": plan}
+    for name, command in names.items():
+        path = os.path.join(folder, name)
+        with open(path, "w", encoding="utf-8") as f:
+            f.write("old")
+        r = h.refused_late(h.BAD_FILE, *command, "-o", path.replace("-generation", ""), preexec_fn=limited, env={"XDG_CACHE_HOME": cache})
+        h.check("File too large" in r.err, f"why?\n{r}")
+        with open(path, encoding="utf-8") as f:
+            h.equal(f.read(), "old", name)
+    h.equal(sorted(os.listdir(folder)), sorted(names), "left behind")
+    h.equal(os.listdir(os.path.join(cache, "kvd")), [], "left in the cache")
+    with open(os.path.join(h.folder(), "limited-out"), "wb") as out:
+        h.kvd(*lab, "--json", stdout=out, preexec_fn=limited, expect=h.BAD_FILE)
+
+
+@h.test
+def links_stay_links():
+    target, link = h.write("target.json", "old"), os.path.join(h.folder(), "link.json")
+    os.symlink(target, link)
+    h.kvd("lab", "generation", "-m", h.tiny(), "--quick", "--threads", "1", "-o", link, expect=h.DONE)
+    h.check(os.path.islink(link), "the link was replaced")
+    with open(target, encoding="utf-8") as f:
+        h.equal(json.load(f)["experiment"], "generation", "what it leads to")
 
 
 @h.test

@@ -107,6 +107,7 @@ def what_does_not_exist_is_refused():
     h.refused(h.USAGE, *base, "--what", "kv", "--layer", 99)
     h.refused(h.USAGE, *base, "--at", "middle")
     h.refused(h.USAGE, *base, "--what", "q")
+    h.refused(h.USAGE, *base, "-n", 1000000000, names=("2048",))
 
 
 @h.test
