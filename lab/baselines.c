@@ -234,89 +234,6 @@ static void add_tables(const baselines *b, json_t *result)
              NULL, "kl_forced", 0);
 }
 
-typedef struct {
-    int n;
-    fidelity free_least, free_most, forced_least, forced_most;
-} range;
-
-static void widen(fidelity *least, fidelity *most, fidelity sum, double n)
-{
-    least->match = fmin(least->match, 100 * sum.match / n);
-    most->match = fmax(most->match, 100 * sum.match / n);
-    least->kl = fmin(least->kl, sum.kl / n);
-    most->kl = fmax(most->kl, sum.kl / n);
-}
-
-/* Of the cells that forget, at a budget (0: any). */
-static range range_of(const baselines *b, bool exact, int64_t budget)
-{
-    const fidelity high = {INFINITY, INFINITY}, low = {-INFINITY, -INFINITY};
-    range r = {0, high, low, high, low};
-    for (int i = 0; i < b->cmp.n_cells; i++) {
-        const score *c = &b->scores[i];
-        if (c->refused || c->cell->exact != exact || (budget && c->cell->o.kv_tokens != budget))
-            continue;
-        r.n++;
-        widen(&r.free_least, &r.free_most, c->free, (double)c->cell->n_prompts);
-        widen(&r.forced_least, &r.forced_most, c->forced, (double)c->cell->n_prompts);
-    }
-    return r;
-}
-
-/* The paper does not say in what its KL is; an implementation takes the natural
- * logarithm unless somebody asks for another, so its numbers are read as nats. */
-static void compare_lossy(const baselines *b, json_t *result, const char *what, int64_t budget, double match_least, double match_most,
-                          double kl_least, double kl_most)
-{
-    char name[96], paper[96], ours[160], why[256];
-    range r = range_of(b, false, budget);
-    if (!r.n)
-        return;
-    lab_paper_model m = lab_paper_model_of(&b->cmp.l->info);
-    const char *other = lab_other_weights(&b->cmp.l->info);
-    bool comparable = !other && (m == LAB_PAPER_QWEN25_05B || m == LAB_PAPER_QWEN25_15B);
-    bool match_same = r.free_least.match >= match_least - 5 && r.free_most.match <= match_most + 5;
-    double nat = log(2), least = r.free_least.kl * nat, most = r.free_most.kl * nat;
-    bool kl_same = least >= kl_least * 0.8 && most <= kl_most * 1.2;
-    const char *elsewhere = other ? other : "the paper measured Qwen2.5-0.5B and 1.5B only";
-    snprintf(name, sizeof name, "token match of what forgets, %s", what);
-    snprintf(paper, sizeof paper, "%.0f to %.0f %%", match_least, match_most);
-    snprintf(ours, sizeof ours, "%.0f to %.0f %%", r.free_least.match, r.free_most.match);
-    snprintf(why, sizeof why, "%s; on the same text (forced) %.0f to %.0f %% of the next tokens agree",
-             !comparable  ? elsewhere
-             : match_same ? "within 5 points"
-                          : "the prompts decide how soon two texts part, and the paper does not give its own",
-             r.forced_least.match, r.forced_most.match);
-    lab_paper(result, name, paper, ours, !comparable ? "not comparable" : match_same ? "reproduced" : "differs", why);
-    snprintf(name, sizeof name, "KL of what forgets, %s", what);
-    snprintf(paper, sizeof paper, "%.1f to %.1f (unit not said; read as nats)", kl_least, kl_most);
-    snprintf(ours, sizeof ours, "%.1f to %.1f nats (%.1f to %.1f bits)", least, most, r.free_least.kl, r.free_most.kl);
-    snprintf(why, sizeof why, "%s; on the same text (forced) it is %.2f to %.2f nats",
-             !comparable ? elsewhere
-             : kl_same   ? "within 20 %"
-                         : "free-running KL says how soon two texts part, not how much was forgotten, and the prompts are others",
-             r.forced_least.kl * nat, r.forced_most.kl * nat);
-    lab_paper(result, name, paper, ours, !comparable ? "not comparable" : kl_same ? "reproduced" : "differs", why);
-}
-
-static void compare_with_paper(const baselines *b, json_t *result)
-{
-    char ours[96];
-    range r = range_of(b, true, 0);
-    if (r.n) {
-        bool all = r.free_least.match == 100.0;
-        snprintf(ours, sizeof ours, "%s%.4g %%", all ? "" : "down to ", r.free_least.match);
-        lab_paper(result, "token match of kv-direct and full, every budget", "100 %", ours, all ? "reproduced" : "differs",
-                  all ? "" : "a guarantee of the engine does not hold");
-        bool zero = r.free_most.kl == 0.0 && r.forced_most.kl == 0.0;
-        snprintf(ours, sizeof ours, zero ? "exactly 0 bits" : "up to %.3g bits", fmax(r.free_most.kl, r.forced_most.kl));
-        lab_paper(result, "KL of kv-direct and full, every budget", "below 1e-5", ours, zero ? "reproduced" : "differs",
-                  zero ? "" : "a guarantee of the engine does not hold");
-    }
-    compare_lossy(b, result, "B = 384", RETAIN_75, 6, 28, 7.5, 14.1);
-    compare_lossy(b, result, "all budgets", 0, 5, 28, 7, 14);
-}
-
 static void check_exact(const baselines *b, json_t *result)
 {
     for (int i = 0; i < b->cmp.n_cells; i++) {
@@ -349,7 +266,6 @@ static int run_all(baselines *b, kvd_error *err)
     if (!rc) {
         add_tables(b, result);
         json_array_append(json_object_get(result, "tables"), details);
-        compare_with_paper(b, result);
         check_exact(b, result);
     }
     json_decref(details);

@@ -81,6 +81,7 @@ json_t *lab_run(const lab_experiment *e, const lab *l, kvd_error *err)
         json_decref(result);
         return NULL;
     }
+    lab_judge(result);
     json_object_set_new(result, "seconds", json_real(lab_seconds() - begun));
     return result;
 }

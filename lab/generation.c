@@ -142,42 +142,6 @@ static void add_text(const generation *g, json_t *result)
     lab_setting(result, "text", lab_text(text, n));
 }
 
-static void compare_with_paper(const generation *g, json_t *result)
-{
-    /* Table 3, in the order of lab_paper_model. */
-    static const struct {
-        const char *name;
-        double cached_s, scratch_s;
-        const char *ratio;
-    } table3[] = {{"SmolLM2-135M", 0.11, 0.19, "1.7"}, {"Qwen2.5-0.5B", 0.18, 0.34, "1.9"}, {"Qwen3-0.6B", 0.20, 0.40, "2.0"},
-                  {"DS-R1-1.5B", 0.41, 0.70, "1.7"},   {"Qwen2.5-1.5B", 0.20, 0.70, "3.5"}, {"Gemma 3-4B", 0.82, 3.14, "3.8"}};
-    char ours[128], paper[128];
-    int64_t tokens = equal_tokens(g, 2), direct = equal_tokens(g, 1), n = g->n;
-    bool bits = g->same_bits[1] == n && g->same_bits[2] == n;
-    snprintf(ours, sizeof ours, "%lld/%lld from scratch, %lld/%lld kv-direct", (long long)tokens, (long long)n, (long long)direct, (long long)n);
-    lab_paper(result, "equal tokens", "30/30 on all six models", ours, tokens == n && direct == n ? "reproduced" : "differs",
-              tokens == n && direct == n ? "" : "a guarantee of the engine does not hold");
-    snprintf(ours, sizeof ours, "%lld/%lld from scratch, %lld/%lld kv-direct", (long long)g->same_bits[2], (long long)n,
-             (long long)g->same_bits[1], (long long)n);
-    lab_paper(result, "steps with equal logits", "\"the same logit values\", no number", ours, bits ? "reproduced" : "differs",
-              bits ? "" : "a guarantee of the engine does not hold");
-    lab_paper_model which = lab_paper_model_of(&g->l->info);
-    double ratio = total_seconds(g, 2) / total_seconds(g, 0);
-    snprintf(ours, sizeof ours, "%.1f (%.2f s / %.2f s)", ratio, total_seconds(g, 2), total_seconds(g, 0));
-    if (which == LAB_PAPER_NONE) {
-        lab_paper(result, "time, from scratch / cached", "1.7 to 3.8 on its six models", ours, "not comparable", "not a model of the paper");
-        return;
-    }
-    snprintf(paper, sizeof paper, "%s (%.2f s / %.2f s, %s)", table3[which].ratio, table3[which].scratch_s, table3[which].cached_s,
-             table3[which].name);
-    double theirs = table3[which].scratch_s / table3[which].cached_s;
-    bool near = ratio > theirs / 1.25 && ratio < theirs * 1.25;
-    lab_paper(result, "time, from scratch / cached", paper, ours, near ? "reproduced" : "not comparable",
-              near ? "within a quarter"
-                   : "another machine (the paper's: Apple M3 Max, MLX): what a pass over the whole sequence costs beside one over a single "
-                     "token depends on it");
-}
-
 int lab_generation(const lab *l, json_t *result, kvd_error *err)
 {
     generation g = {.l = l, .n = l->n_new ? l->n_new : N_NEW};
@@ -196,7 +160,6 @@ int lab_generation(const lab *l, json_t *result, kvd_error *err)
     if (!rc) {
         add_tables(&g, result);
         add_text(&g, result);
-        compare_with_paper(&g, result);
         for (int w = 1; w < N_WAYS; w++)
             if (equal_tokens(&g, w) != g.n || g.same_bits[w] != g.n)
                 lab_check_failed(result, "%s is not exactly the cached run: %lld of %lld tokens, %lld of %lld logits are equal.", ways[w],

@@ -194,45 +194,6 @@ static int keep_full(evaluation *v)
     return 0;
 }
 
-/* ---- Table 4 ---------------------------------------------------------------------------- */
-
-static const struct {
-    lab_paper_model model;
-    double percent; /* full, KV-Direct and (but for SmolLM2's other windows) window 64 */
-} table4[] = {{LAB_PAPER_SMOLLM2_135M, 39.4}, {LAB_PAPER_QWEN25_05B, 41.0}, {LAB_PAPER_QWEN3_06B, 44.0}, {LAB_PAPER_DS_R1_15B, 42.0}, {LAB_PAPER_QWEN25_15B, 47.5}};
-
-static void beside_the_paper(const evaluation *v, const char *name, bool same)
-{
-    lab_paper_model model = lab_paper_model_of(&v->l->info);
-    double ours = 100 * right_part(v, ACC_NORM), error = 100 * error_of(ours / 100, v->n_tasks);
-    char what[128], paper[64], mine[128];
-    bool kv_direct = !strncmp(name, "kv-direct", 9);
-    if (kv_direct && v->has_full) {
-        bool local = v->l->info.n_local_layers > 0;
-        snprintf(what, sizeof what, "HellaSwag, agreement of %s with full", name);
-        snprintf(mine, sizeof mine, "%.4g %% of predictions%s", 100 * agreement(v, ACC_NORM), same ? ", all log probabilities the same bits" : "");
-        lab_paper(v->result, what, local ? "49.2 % -> 25.0 % right (Gemma 3 4B)" : "100 % of predictions", mine, !same ? "differs" : local ? "differs" : "reproduced",
-                  !same ? "a fault of the engine" : local ? "with absolute positions and a mask, sliding-window layers are exact too" : "");
-    }
-    if (kv_direct || (strcmp(name, "full") && strcmp(name, "window:64")))
-        return;
-    for (size_t i = 0; i < sizeof table4 / sizeof table4[0]; i++) {
-        if (table4[i].model != model)
-            continue;
-        double p = table4[i].percent, both = sqrt(error * error + p * (100 - p) / 499);
-        bool near = fabs(ours - p) <= 2 * both, few = v->n_tasks < 100;
-        const char *other = lab_other_weights(&v->l->info);
-        snprintf(what, sizeof what, "HellaSwag, %s, acc_norm", name);
-        snprintf(paper, sizeof paper, "%.1f %% (N = 500)", p);
-        snprintf(mine, sizeof mine, "%.1f +- %.1f %% (N = %lld)", ours, error, (long long)v->n_tasks);
-        lab_paper(v->result, what, paper, mine, few || other ? "not comparable" : near ? "reproduced" : "differs",
-                  few     ? "too few tasks to tell"
-                  : other ? other
-                  : near  ? "within two standard errors of the difference; the paper names neither its tasks nor its rule"
-                          : "more than two standard errors apart: other weights, other tasks or another rule, which the paper does not state");
-    }
-}
-
 /* ---- the experiment ----------------------------------------------------------------------- */
 
 static int measure(evaluation *v, const char *name, const kvd_session_options *so)
@@ -262,7 +223,6 @@ static int measure(evaluation *v, const char *name, const kvd_session_options *s
 #undef PERCENT
     if (v->has_full && exact && !same)
         lab_check_failed(v->result, "%s had to give each ending the log probability that full gives it, to the bit, and did not.", name);
-    beside_the_paper(v, name, same);
     json_object_set_new(v->result, "acc", lab_number(part[ACC])); /* taken out again if there are more policies */
     json_object_set_new(v->result, "acc_norm", lab_number(part[ACC_NORM]));
     json_object_set_new(v->result, "acc_norm_bytes", lab_number(part[ACC_NORM_BYTES]));

@@ -124,8 +124,12 @@ void lab_setting(json_t *result, const char *key, json_t *value); /* takes value
 /* A guarantee did not hold (a kv-direct row is not exactly full's): a note, and the
  * program's exit code will be 1. */
 void lab_check_failed(json_t *result, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Our value beside the paper's. */
+/* Our value beside the paper's: a row of "paper_rows". */
 void lab_paper(json_t *result, const char *what, const char *paper, const char *ours, const char *verdict, const char *why);
+/* Make "paper_rows" of an experiment's finished result anew, from what is in it alone
+ * (judge.h). Part of lab_run; for results of an earlier day. One that no experiment of
+ * the list made stays as it is. */
+void lab_judge(json_t *result);
 
 /* Print all tables and notes for a person; tables are cut to what fits if out is a
  * terminal (print.c). */

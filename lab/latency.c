@@ -339,59 +339,10 @@ static void break_even_table(const rig *g, json_t *result)
 
 /* ---- the paper ------------------------------------------------------------------- */
 
-static int index_of(const rig *g, int64_t n)
-{
-    for (int i = 0; i < g->n_sizes; i++)
-        if (g->n[i] == n)
-            return i;
-    return -1;
-}
-
-/* The first N from which on recomputing with residuals at hand is faster; 0: none. */
-static int64_t parity(const rig *g, int reading)
-{
-    int64_t n = 0;
-    for (int i = g->n_sizes - 1; i >= 0 && ratio(g, i, RECOMPUTE, reading) < 1; i--)
-        n = g->n[i];
-    return n;
-}
-
 /* The paper's cost of recomputing over its bytes per token. */
 static double operations_per_byte(const rig *g)
 {
     return 4 * (double)(g->n_layers * g->n_kv * g->d) / (double)g->kv_bytes;
-}
-
-static void paper_rows(const rig *g, json_t *result)
-{
-    static const struct {
-        int64_t n;
-        const char *paper;
-        double most; /* what still agrees */
-    } rows[] = {{1, "1.1", 1.3}, {100, "0.46 to 0.68 (SmolLM2 0.68)", 1}, {500, "0.17 to 0.3", 0.5}};
-    char why[128], what[96], ours[96];
-    snprintf(why, sizeof why, "it takes %.0f operations to rebuild a byte of K and V; see the notes", operations_per_byte(g));
-    for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
-        int i = index_of(g, rows[r].n);
-        if (i < 0)
-            continue;
-        double cold = ratio(g, i, RECOMPUTE, LAB_RAM_COLD), warm = ratio(g, i, RECOMPUTE, LAB_RAM_WARM);
-        snprintf(what, sizeof what, "recomputing over reading from RAM, N = %lld", (long long)rows[r].n);
-        snprintf(ours, sizeof ours, "%.1f (cold), %.1f (warm)", cold, warm);
-        bool near = cold <= rows[r].most;
-        lab_paper(result, what, rows[r].paper, ours, near ? "reproduced" : "differs", near ? "" : why);
-    }
-    int64_t ram = parity(g, LAB_RAM_COLD);
-    if (ram)
-        snprintf(ours, sizeof ours, "from N = %lld (RAM, cold)", (long long)ram);
-    else
-        snprintf(ours, sizeof ours, "never up to N = %lld", (long long)g->n_rows);
-    lab_paper(result, "recomputing is faster than reading from RAM", "all models, by N = 50", ours, ram && ram <= 50 ? "reproduced" : "differs",
-              ram && ram <= 50 ? "" : why);
-    int i = g->n_sizes - 1;
-    snprintf(ours, sizeof ours, "below %.0f MB/s (residuals at hand), %.0f MB/s (in the pass), N = %lld", mb_s(g, i, RECOMPUTE),
-             mb_s(g, i, ADDED), (long long)g->n[i]);
-    lab_paper(result, "bandwidth at which recomputing breaks even", "not measured", ours, "not comparable", "the paper has no such number");
 }
 
 static void describe(const rig *g, json_t *result, int rounds)
@@ -443,7 +394,6 @@ int lab_latency(const lab *l, json_t *result, kvd_error *err)
         break_even_table(g, result);
         ratios_table(g, result);
         times_table(g, result);
-        paper_rows(g, result);
         describe(g, result, rounds);
     }
     free_rig(g);

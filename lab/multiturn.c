@@ -314,44 +314,11 @@ static void add_replies(const talk *k, json_t *result)
                                  i < k->done[WINDOW] ? turn_of(k, WINDOW, i)->text : json_null()));
 }
 
-static void compare_with_paper(const talk *k, json_t *result)
-{
-    char ours[160] = "-", what[96];
-    size_t n = 0;
-    double full_s = sum_up(k, FULL).seconds, most = 0;
-    bool held = k->done[RECOMPUTE] == k->n_turns, equal = true;
-    summary f = sum_up(k, FULL), r = sum_up(k, RECOMPUTE);
-    for (int w = RECOMPUTE; w <= PARKED; w++) {
-        summary s = sum_up(k, w);
-        if (k->done[w] != k->n_turns)
-            continue;
-        equal &= s.equal == k->done[w];
-        most = s.seconds / full_s > most ? s.seconds / full_s : most;
-        n += (size_t)snprintf(ours + n, sizeof ours - n, "%s%s %.2f", n ? ", " : "", ways[w] + strlen("kv-direct "), s.seconds / full_s);
-    }
-    snprintf(what, sizeof what, "time of %d turns, times the unbounded cache's", k->n_turns);
-    lab_paper(result, what, "1.00 (\"without sacrificing latency\")", ours,
-              most < 1.1 ? "reproduced" : "differs",
-              most < 1.1 ? ""
-                         : "the paper's unbounded cache ends at 103 MB, below its budget of 150 MB: nothing had to be recomputed. Here the budget is "
-                           "outgrown, and this is the price");
-    held = held && r.peak_mb <= (double)k->budget_bytes / 1e6;
-    snprintf(ours, sizeof ours, "%.2f MB -> %.2f MB (%.0f %%)", f.peak_mb, r.peak_mb, 100 * r.peak_mb / f.peak_mb);
-    bool theirs = lab_paper_model_of(&k->l->info) == LAB_PAPER_GEMMA3_4B;
-    lab_paper(result, "peak context memory, unbounded -> kv-direct", "103 MB -> 42 MB (41 %) on Gemma 3-4B", ours,
-              !held ? "differs" : theirs ? "reproduced" : "not comparable",
-              !held ? "recomputing did not stay inside the budget to the end, see the notes"
-                    : "the budget is given, not found: a share like the paper's, here obeyed after it was outgrown");
-    lab_paper(result, "replies of kv-direct equal to the unbounded cache's", "claimed for every budget", equal ? "all, in every logit" : "not all",
-              equal ? "reproduced" : "differs", equal ? "" : "a guarantee of the engine does not hold");
-}
-
 static void report(const talk *k, json_t *result)
 {
     add_methods(k, result);
     add_turns(k, result);
     add_replies(k, result);
-    compare_with_paper(k, result);
     lab_note(result, "Times are of one run.");
     lab_note(result, "Equal means: every token and, for kv-direct, the hash of every logit (the receipt).");
     if (k->n_turns < (k->l->quick ? QUICK_TURNS : LAB_TURNS))

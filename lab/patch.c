@@ -26,8 +26,8 @@
 #include <string.h>
 
 #include "lab/runs.h"
+#include "lab/texts.h"
 
-static const char donor_text[] = "What is the capital of Australia?", recipient_text[] = "What language is spoken in France?";
 
 typedef struct {
     const lab *l;
@@ -252,30 +252,6 @@ static void notes(const patch *p, json_t *result, const summary *sum)
                          l->at_all ? "all positions, every layer" : "last position, behind the last layer");
 }
 
-static void beside_the_paper(const patch *p, json_t *result, const summary *sum)
-{
-    const lab *l = p->l;
-    char kl[160], next[160];
-    if (l->patch_kv || l->layer >= 0 || l->donor || l->recipient)
-        return;
-    snprintf(next, sizeof next, "the donor's next token at %d of %d layers, its next %lld tokens at %d", sum->same_next, sum->rows, (long long)p->n_new,
-             sum->same_all);
-    if (l->at_all) {
-        snprintf(kl, sizeof kl, "exactly 0 at %d of %d layers", sum->zeros, sum->rows);
-        lab_paper(result, "KL(patched || donor), all positions replaced", "0.0 at every layer", kl, sum->zeros == sum->rows ? "reproduced" : "differs",
-                  sum->zeros == sum->rows ? "" : "the same residuals gave other logits: a fault of the engine");
-    } else {
-        snprintf(kl, sizeof kl, "%.2g to %.2g bits at the layers' entries, %s behind the last", sum->least, sum->most,
-                 sum->zero_after ? "exactly 0" : "not 0");
-        lab_paper(result, "KL(patched || donor), last position replaced", "0.0 at every layer", kl, sum->most == 0 ? "reproduced" : "differs",
-                  "the recipient's earlier keys and values remain; the paper's zero needs all positions to be replaced");
-    }
-    lab_paper(result, "what the patched run says", "the donor's answer (\"Canberra\") at every layer", next, sum->same_all == sum->rows ? "reproduced" : "differs",
-              sum->same_all == sum->rows ? ""
-              : l->at_all                ? "the first token's distribution is the donor's, but what follows attends to the recipient's keys and values below the patch"
-                                         : "the recipient's keys and values remain, and what follows attends to them");
-}
-
 /* ---- the experiment ------------------------------------------------------------------ */
 
 static int prompt(const patch *p, const char *text, int32_t **ids, int64_t *n)
@@ -300,7 +276,7 @@ static int fit_recipient(patch *p, const int32_t *ids, int64_t n)
 
 static int prepare(patch *p, const lab *l, json_t *result)
 {
-    const char *donor = l->donor ? l->donor : donor_text, *recipient = l->recipient ? l->recipient : recipient_text;
+    const char *donor = l->donor ? l->donor : lab_patch_donor, *recipient = l->recipient ? l->recipient : lab_patch_recipient;
     int32_t *ids = NULL;
     int64_t n = 0;
     int rc = prompt(p, donor, &p->donor, &p->n_donor);
@@ -362,7 +338,6 @@ static int measure(patch *p, json_t *result)
     if (rc)
         return rc;
     notes(p, result, &sum);
-    beside_the_paper(p, result, &sum);
     return 0;
 }
 

@@ -75,63 +75,6 @@ static void mean_and_error(const double *x, int64_t n, double *mean, double *err
     *error = n > 1 ? sqrt(squares / (double)(n - 1) / (double)n) : (double)NAN;
 }
 
-/* ---- Table 4 ------------------------------------------------------------------------ */
-
-typedef struct {
-    lab_paper_model model;
-    const char *policy; /* as named here */
-    double perplexity;
-} paper_number;
-
-static const paper_number table4[] = {
-    {LAB_PAPER_SMOLLM2_135M, "full", 26.46},      {LAB_PAPER_SMOLLM2_135M, "kv-direct", 26.46}, {LAB_PAPER_SMOLLM2_135M, "window:128", 38.2},
-    {LAB_PAPER_SMOLLM2_135M, "window:64", 65.3},  {LAB_PAPER_SMOLLM2_135M, "window:32", 135.4}, {LAB_PAPER_QWEN25_05B, "full", 24.63},
-    {LAB_PAPER_QWEN25_05B, "kv-direct", 24.63},   {LAB_PAPER_QWEN3_06B, "full", 18.63},         {LAB_PAPER_QWEN3_06B, "kv-direct", 18.63},
-    {LAB_PAPER_DS_R1_15B, "full", 50.37},         {LAB_PAPER_DS_R1_15B, "kv-direct", 50.37},    {LAB_PAPER_QWEN25_15B, "full", 17.04},
-    {LAB_PAPER_QWEN25_15B, "kv-direct", 17.04},
-};
-
-/* Of windows the paper's sizes are compared as multiples of its full perplexity: the
- * absolute ones depend on chunks and scored tokens, which it does not state. */
-static void beside_the_paper(const evaluation *e, const char *name, double perplexity, bool exact, bool same)
-{
-    lab_paper_model model = lab_paper_model_of(&e->l->info);
-    char what[128], paper[64], ours[96];
-    double paper_full = 0;
-    bool kv_direct = !strncmp(name, "kv-direct", 9);
-    snprintf(what, sizeof what, "WikiText-2 perplexity, %s", name);
-    if (kv_direct && e->full) {
-        snprintf(ours, sizeof ours, "%.4f, %s", perplexity, same ? "each token's probability the same bits as of full" : "not that of full");
-        if (e->l->info.n_local_layers)
-            lab_paper(e->result, what, "diverges by orders of magnitude (Gemma 3 4B)", ours, same ? "differs" : "not comparable",
-                      same ? "with absolute positions and a mask, sliding-window layers are exact too" : "a fault of the engine");
-        else
-            lab_paper(e->result, what, "that of full", ours, same ? "reproduced" : "differs", same ? "" : "a fault of the engine");
-    }
-    for (size_t i = 0; i < sizeof table4 / sizeof table4[0]; i++) {
-        const paper_number *t = &table4[i];
-        if (t->model != model)
-            continue;
-        paper_full = !strcmp(t->policy, "full") ? t->perplexity : paper_full;
-        if (strcmp(t->policy, name) || kv_direct)
-            continue;
-        if (exact) {
-            snprintf(paper, sizeof paper, "%.2f", t->perplexity);
-            snprintf(ours, sizeof ours, "%.2f", perplexity);
-            lab_paper(e->result, what, paper, ours, "not comparable",
-                      "the paper states neither chunks nor scored tokens, and its weights are not these; ours follow llama.cpp's rule");
-        } else if (e->full) {
-            double ratio = perplexity / exp(e->full_mean), theirs = t->perplexity / paper_full;
-            snprintf(paper, sizeof paper, "%.1f, %.2f times full", t->perplexity, theirs);
-            snprintf(ours, sizeof ours, "%.1f, %.2f times full", perplexity, ratio);
-            bool near = fabs(log(ratio / theirs)) < log(1.2);
-            lab_paper(e->result, what, paper, ours, near ? "reproduced" : "not comparable",
-                      near ? "within 20 %" : "the paper states neither chunks nor scored tokens, nor whether a window moves with each token; and a few first tokens that "
-                                             "happen to be in it change the size several times (streaming-llm in the table)");
-        }
-    }
-}
-
 /* ---- the experiment ------------------------------------------------------------------- */
 
 static int measure(evaluation *e, const char *name, const kvd_session_options *so)
@@ -169,7 +112,6 @@ static int measure(evaluation *e, const char *name, const kvd_session_options *s
                                 e->full ? json_boolean(same) : json_null(), lab_seconds() - begun));
     if (e->full && exact && !same)
         lab_check_failed(e->result, "%s had to give each token the probability that full gives it, to the bit, and did not.", name);
-    beside_the_paper(e, name, exp(mean), exact, same);
     json_object_set_new(e->result, "perplexity", lab_number(exp(mean))); /* taken out again if there are more policies */
     json_object_set_new(e->result, "mean_nll", lab_number(mean));
     json_object_set_new(e->result, "tokens", json_integer((json_int_t)e->n));

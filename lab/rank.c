@@ -262,71 +262,12 @@ static void histogram(const lab *l, json_t *result, const head_rank *heads, int6
     lab_plot(result, "histogram", "Heads by effective rank", "bars", "histogram", "part", "heads", "form", NULL, 0);
 }
 
-/* ---- the paper -------------------------------------------------------------------- */
-
-static void mean_rows(const lab *l, json_t *result, summary sums[N_FORMS][N_WHICH])
-{
-    static const char why_bilinear[] =
-        "the paper's number is that of W_q W_k^T, d_head x d_head: the arrays multiplied as they lie in memory. The form that its "
-        "equations define and that attention scores come from is W_q^T W_k, d x d";
-    const char *paper = NULL, *other = NULL;
-    double value = 0;
-    lab_paper_model model = lab_paper_model_of(&l->info);
-    if (model == LAB_PAPER_SMOLLM2_135M)
-        paper = "21.2 of 64 (33 %)", value = 21.2;
-    else if (model == LAB_PAPER_QWEN25_05B) {
-        paper = "20.0 of 64 (31 %)", value = 20.0;
-        other = lab_other_weights(&l->info);
-    } else if (model == LAB_PAPER_GEMMA3_4B)
-        paper = "70.2 of 256 (27 %)", value = 70.2;
-    else if (!strcmp(l->info.architecture, "gemma3"))
-        paper = "70.2 of 256 (27 %), Gemma 3 4B", other = "another size of the same family";
-    for (int form = N_FORMS - 1; paper && form >= 0; form--) {
-        double mean = sums[form][ONE_PER_GROUP].mean;
-        char what[96], ours[96];
-        snprintf(what, sizeof what, "mean effective rank of %s", form_names[form]);
-        snprintf(ours, sizeof ours, "%.1f (one query head per KV head), %.1f (all) of %lld (%.0f %%)", mean, sums[form][ALL_HEADS].mean,
-                 (long long)l->info.d_head, 100 * sums[form][ALL_HEADS].mean / (double)l->info.d_head);
-        bool near = mean > 0.98 * value && mean < 1.02 * value;
-        if (other)
-            lab_paper(result, what, paper, ours, "not comparable", other);
-        else
-            lab_paper(result, what, paper, ours, near ? "reproduced" : "differs", near ? "within 2 %" : form == FORM_BILINEAR ? why_bilinear
-                      : "the same product, on the weights of this file");
-    }
-}
-
-static void near_one_rows(const lab *l, json_t *result, summary sums[N_FORMS][N_WHICH], const head_rank *heads)
-{
-    char ours[96];
-    lab_paper_model model = lab_paper_model_of(&l->info);
-    bool gemma = !strcmp(l->info.architecture, "gemma3"), other = model == LAB_PAPER_NONE;
-    const char *why_other = "another size of the same family";
-    if (other && !gemma)
-        return;
-    if (gemma) {
-        const summary *s = &sums[FORM_PRODUCT][ONE_PER_GROUP];
-        snprintf(ours, sizeof ours, "%lld of %lld", (long long)s->at_most_10, (long long)s->n);
-        lab_paper(result, "heads of rank <= 10, W_q W_k^T", "3 of 136, Gemma 3 4B", ours, other ? "not comparable" : s->at_most_10 == 3 ? "reproduced"
-                  : "differs", other ? why_other : "");
-    }
-    int least = heads[0].rank[FORM_PRODUCT];
-    for (int64_t i = 0; i < l->info.n_heads; i++)
-        least = heads[i].rank[FORM_PRODUCT] < least ? heads[i].rank[FORM_PRODUCT] : least;
-    snprintf(ours, sizeof ours, "least rank in layer 0: %d; of all layers: %d", least, sums[FORM_PRODUCT][ALL_HEADS].least);
-    bool near = least <= NEAR_ONE;
-    lab_paper(result, "near-rank-1 heads in layer 0, W_q W_k^T", "in all three models", ours,
-              near ? "reproduced" : other ? "not comparable" : "differs", near ? "a head of rank 10 or less" : other ? why_other : "no head of layer 0 has rank 10 or less here");
-}
-
 static void report(const lab *l, json_t *result, const head_rank *heads, int64_t n, int *ranks)
 {
     summary sums[N_FORMS][N_WHICH];
     summary_table(l, result, heads, n, ranks, sums);
     heads_table(l, result, heads, n);
     histogram(l, result, heads, n);
-    mean_rows(l, result, sums);
-    near_one_rows(l, result, sums, heads);
     lab_setting(result, "energy", json_real(part_of_energy));
     lab_setting(result, "weights", json_string("of the file, dequantised; singular values in f64"));
     lab_note(result, "W_q^T W_k (d x d) is the bilinear form of the paper's equations: scores are x_i^T W_q^T W_k x_j. W_q W_k^T "

@@ -272,32 +272,6 @@ int lab_prompts(const lab *l, json_t *result, int64_t n_prompts, int64_t n_token
     return 0;
 }
 
-/* ---- the paper's models ----------------------------------------------------------- */
-
-lab_paper_model lab_paper_model_of(const kvd_model_info *info)
-{
-    static const struct {
-        lab_paper_model which;
-        const char *architecture;
-        int64_t n_layers, d_model;
-    } shapes[] = {{LAB_PAPER_SMOLLM2_135M, "llama", 30, 576}, {LAB_PAPER_QWEN25_05B, "qwen2", 24, 896},
-                  {LAB_PAPER_QWEN3_06B, "qwen3", 28, 1024},   {LAB_PAPER_QWEN25_15B, "qwen2", 28, 1536},
-                  {LAB_PAPER_GEMMA3_4B, "gemma3", 34, 2560}};
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
-        if (!strcmp(info->architecture, shapes[i].architecture) && info->n_layers == shapes[i].n_layers &&
-            info->d_model == shapes[i].d_model) {
-            bool distilled = strstr(info->name, "R1") || strstr(info->name, "DeepSeek");
-            return shapes[i].which == LAB_PAPER_QWEN25_15B && distilled ? LAB_PAPER_DS_R1_15B : shapes[i].which;
-        }
-    return LAB_PAPER_NONE;
-}
-
-const char *lab_other_weights(const kvd_model_info *info)
-{
-    bool qwen = lab_paper_model_of(info) == LAB_PAPER_QWEN25_05B || lab_paper_model_of(info) == LAB_PAPER_QWEN25_15B;
-    return qwen && strcasestr(info->name, "coder") ? "other weights of the same shapes: the paper's are of Qwen2.5-Instruct, not of Qwen2.5-Coder" : NULL;
-}
-
 int lab_run_full(const lab *l, const int32_t *prompt, int64_t n_prompt, int64_t n, lab_gauge *g, lab_trace *full, kvd_error *err)
 {
     kvd_session_options o;

@@ -80,22 +80,4 @@ int64_t lab_first_difference(const int32_t *a, const int32_t *b, int64_t n);
 /* A greedy run of policy full into a made trace: what others are compared with. */
 int lab_run_full(const lab *l, const int32_t *prompt, int64_t n_prompt, int64_t n, lab_gauge *g, lab_trace *full, kvd_error *err);
 
-/* ---- the paper's models ----------------------------------------------------------- */
-
-typedef enum lab_paper_model {
-    LAB_PAPER_NONE = -1,
-    LAB_PAPER_SMOLLM2_135M,
-    LAB_PAPER_QWEN25_05B,
-    LAB_PAPER_QWEN3_06B,
-    LAB_PAPER_DS_R1_15B,
-    LAB_PAPER_QWEN25_15B,
-    LAB_PAPER_GEMMA3_4B
-} lab_paper_model;
-/* Which of the paper's Table 1 this one is, by family and shape. */
-lab_paper_model lab_paper_model_of(const kvd_model_info *info);
-/* Why numbers that depend on the weights can not be laid beside those of that model:
- * NULL, or the reason (other weights of the same shapes). Bytes, exactness and times do
- * not depend on them. */
-const char *lab_other_weights(const kvd_model_info *info);
-
 #endif

@@ -11,7 +11,6 @@
  * context for most tokens, so it runs on the first prompt only. */
 #include "lab/compare.h"
 
-#include <math.h>
 
 enum { N_PROMPTS = 5, EXACT_PROMPTS = 1, PROMPT = 32, N_NEW = 250, QUICK_NEW = 40, MOST_NEW = 4096, N_LENGTHS = 8 };
 enum { LARGEST = 256, SMALLEST = 8 };
@@ -155,67 +154,14 @@ static void add_tables(const sweep *w, json_t *result)
     lab_plot(result, "lengths", "Token match by length", "lines", "lengths", "length", "match", "policy", NULL, 0);
 }
 
-static const score *find_score(const sweep *w, kvd_policy policy, int64_t b)
+static void check_exact(const sweep *w, json_t *result)
 {
-    for (int i = 0; i < w->cmp.n_cells; i++)
-        if (w->cmp.cells[i].o.policy == policy && w->cmp.cells[i].o.kv_tokens == b && w->cmp.cells[i].o.positions == KVD_POSITIONS_ORIGINAL)
-            return &w->scores[i];
-    return NULL;
-}
-
-static void compare_window(const sweep *w, json_t *result, int64_t b, const char *paper, double most_of_paper)
-{
-    const score *c = find_score(w, KVD_POLICY_WINDOW, b);
-    char what[64], ours[96], why[256];
-    if (!c)
-        return;
-    double match = match_of(w, c);
-    bool same = fabs(match - most_of_paper) <= (b == SMALLEST ? 4 : 10);
-    snprintf(what, sizeof what, "token match of a window of %lld", (long long)b);
-    snprintf(ours, sizeof ours, "%.0f %% of %lld tokens", match, (long long)w->cmp.n);
-    /* What is predicted before anything is forgotten agrees: a match below that says how
-     * long the paper's prompts must have been at least, if its window is a window. */
-    long long longer = b + 1 - (long long)(most_of_paper * N_NEW / 100);
-    int n = snprintf(why, sizeof why, "%lld of the %lld tokens are predicted before a window of %lld forgets anything; the paper does not tell its prompts",
-                     (long long)before_forgetting(w, c), (long long)w->cmp.n, (long long)b);
-    if (longer > w->cmp.n_prompt)
-        snprintf(why + n, sizeof why - (size_t)n, ", which for such a match must have %lld tokens or more", longer);
-    /* Where the prompts' length decides and the paper does not give it, another number
-     * contradicts nothing. */
-    const char *other = lab_other_weights(&w->cmp.l->info);
-    bool unsaid = w->cmp.n != N_NEW || other || (!same && longer > w->cmp.n_prompt);
-    lab_paper(result, what, paper, ours, unsaid ? "not comparable" : same ? "reproduced" : "differs",
-              w->cmp.n != N_NEW ? "fewer new tokens than the paper's 250" : other ? other : !same ? why : b == SMALLEST ? "within 4 points" : "within 10 points");
-}
-
-static void compare_with_paper(const sweep *w, json_t *result)
-{
-    lab_paper_model m = lab_paper_model_of(&w->cmp.l->info);
-    double least = INFINITY;
-    bool bits = true;
     for (int i = 0; i < w->cmp.n_cells; i++) {
         const score *c = &w->scores[i];
-        if (!c->cell->exact)
-            continue;
-        least = fmin(least, match_of(w, c));
-        bits &= c->same_bits == c->steps;
-        if (c->same_bits != c->steps || match_of(w, c) < 100)
+        if (c->cell->exact && (c->same_bits != c->steps || match_of(w, c) < 100))
             lab_check_failed(result, "%s is not exactly full: %.2f %% of the tokens, %lld of %lld logits.", c->cell->name, match_of(w, c),
                              (long long)c->same_bits, (long long)c->steps);
     }
-    if (isfinite(least)) {
-        char ours[64];
-        bool all = least == 100.0 && bits;
-        snprintf(ours, sizeof ours, "%s%.4g %%", all ? "" : "down to ", least);
-        lab_paper(result, "token match of kv-direct at every B", "100 %", ours, all ? "reproduced" : "differs",
-                  all ? "" : "a guarantee of the engine does not hold");
-    }
-    if (m == LAB_PAPER_QWEN25_05B)
-        compare_window(w, result, LARGEST, "88 % (Qwen2.5-0.5B)", 88);
-    else if (m == LAB_PAPER_SMOLLM2_135M)
-        compare_window(w, result, LARGEST, "34 % (SmolLM2-135M)", 34);
-    if (m == LAB_PAPER_QWEN25_05B || m == LAB_PAPER_SMOLLM2_135M)
-        compare_window(w, result, SMALLEST, "0 to 2 %", 2);
 }
 
 static int run_all(sweep *w, json_t *result, kvd_error *err)
@@ -225,7 +171,7 @@ static int run_all(sweep *w, json_t *result, kvd_error *err)
     if (rc)
         return rc;
     add_tables(w, result);
-    compare_with_paper(w, result);
+    check_exact(w, result);
     return 0;
 }
 

@@ -3,6 +3,9 @@
  * at its beginning, because that is what forgetting shows on. */
 #include "lab/texts.h"
 
+const char lab_patch_donor[] = "What is the capital of Australia?";
+const char lab_patch_recipient[] = "What language is spoken in France?";
+
 const char *const lab_generation_prompt = "Explain why the sky is blue in simple terms.";
 
 const char *const lab_passage_names[LAB_PASSAGES] = {"a story", "an explanation", "instructions", "a conversation", "a history"};

@@ -17,6 +17,9 @@ extern const char *const lab_passage_names[LAB_PASSAGES];
 extern const char *const lab_talk_system;
 extern const char *const lab_talk[LAB_TURNS];
 
+/* Section 5.3, in its words. */
+extern const char lab_patch_donor[], lab_patch_recipient[];
+
 /* Section 5.2, word by word from the appendix. */
 extern const char *const lab_generation_prompt;
 

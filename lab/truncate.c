@@ -430,53 +430,6 @@ static int layers_table(const lab *l, json_t *result, const plan *p, const bases
     return 0;
 }
 
-/* The paper's at a rank: match in percent, of its two models; KL, whose unit it does not
- * say, read as nats. */
-typedef struct {
-    int rank;
-    const char *text;
-    double least, most, kl;
-} paper_number;
-
-/* A row beside the paper's; K and V together, as the paper has it. */
-static void paper_row(const lab *l, json_t *result, const plan *p, const paper_number *its)
-{
-    for (int i = 0; i < p->n_ranks; i++) {
-        if (p->ranks[i] != its->rank)
-            continue;
-        const score *sc = &p->scores[BOTH - 1][i];
-        double n = (double)p->n_prompts, match = 100 * sc->match / n, kl = log(2) * sc->kl_free / n;
-        bool full = its->rank == l->info.d_head;
-        bool near = full ? sc->exact && sc->match >= n : match >= its->least - 5 && match <= its->most + 5 && fabs(kl / its->kl - 1) <= 0.25;
-        const char *other = full ? NULL : lab_other_weights(&l->info);
-        char what[64], ours[128];
-        snprintf(what, sizeof what, "token match and KL at rank %d", its->rank);
-        snprintf(ours, sizeof ours, "%.1f %%, KL %.3g nats free, %.3g teacher-forced", match, kl, log(2) * sc->kl_forced / n);
-        lab_paper(result, what, its->text, ours, other ? "not comparable" : near ? "reproduced" : "differs",
-                  other  ? other
-                  : near ? full ? "exactly 0 and the same bits here, since at full rank nothing is taken away" : "within 5 points, and the free KL within a quarter"
-                         : full ? "truncation to full rank changed a bit: a fault" : "in degree; the paper does not name its prompts");
-    }
-}
-
-static void paper_rows(const lab *l, json_t *result, const plan *p, const bases *b)
-{
-    lab_paper_model which = lab_paper_model_of(&l->info);
-    if (which != LAB_PAPER_SMOLLM2_135M && which != LAB_PAPER_QWEN25_05B)
-        return;
-    static const paper_number numbers[] = {{64, "100 %, KL 5e-4", 100, 100, 5e-4},
-                                           {32, "5 to 15 % on two models, KL 10.9 (unit not said; read as nats)", 5, 15, 10.9},
-                                           {8, "5 to 10 %, KL > 11 (ranks below 15; read as nats)", 5, 10, 11}};
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
-        paper_row(l, result, p, &numbers[i]);
-    double k = energy_kept(b, K, 32, -1), v = energy_kept(b, V, 32, -1);
-    char ours[64];
-    snprintf(ours, sizeof ours, "W_k %.1f %%, W_v %.1f %%", k, v);
-    const char *other = lab_other_weights(&l->info);
-    lab_paper(result, "energy kept at rank 32 of 64", "> 95 %", ours, other ? "not comparable" : k > 95 && v > 95 ? "reproduced" : "differs",
-              other ? other : k > 95 && v > 95 ? "" : "of W_k and W_v, which are what is cut here; the paper does not say of which matrix");
-}
-
 int lab_truncate(const lab *l, json_t *result, kvd_error *err)
 {
     plan p = make_plan(l);
@@ -492,7 +445,6 @@ int lab_truncate(const lab *l, json_t *result, kvd_error *err)
         result_table(l, result, &p, &b);
     rc = rc ? rc : layers_table(l, result, &p, &b, err);
     if (!rc) {
-        paper_rows(l, result, &p, &b);
         lab_setting(result, "new_tokens", json_integer(p.n_new));
         lab_note(result, "W_k and W_v of each KV head are cut to rank r by singular value decomposition, each by itself; queries are as they were.");
         if (!strcmp(l->info.architecture, "gemma3") || !strcmp(l->info.architecture, "qwen3"))

@@ -242,9 +242,10 @@ static void take(report *r, json_t *entry, report_child *c)
     json_t *result = c->exit_code == 0 || c->exit_code == EXIT_CHECK ? json_loadb(c->out ? c->out : "", c->n_out, JSON_ALLOW_NUL, &e) : NULL;
     json_object_set_new(entry, "seconds", json_real(c->seconds));
     json_object_set_new(entry, "exit", json_integer(c->exit_code));
-    if (json_is_object(result))
+    if (json_is_object(result)) {
+        json_object_del(result, "paper_rows"); /* made with the page, by the rules of that day */
         json_object_set(entry, "result", result);
-    else
+    } else
         fail_entry(r, entry, *c->message ? c->message : *e.text ? e.text : "no JSON came out");
     if (c->exit_code)
         r->failed = true;

@@ -209,6 +209,28 @@ static int put_tables(page *p, const json_t *entry, const json_t *shown)
     return code;
 }
 
+/* All verdicts as one table. */
+static int write_verdicts(const page *p)
+{
+    static const lab_column columns[] = {{"experiment", "experiment", 0}, {"model", "model", 0}, {"what", "what", 0}, {"paper", "paper", 0},
+                                         {"ours", "ours", 0}, {"verdict", "verdict", 0}, {"why", "why", 0}, {NULL, NULL, 0}};
+    static const char *const keys[] = {"what", "paper", "ours", "verdict", "why"};
+    json_t *result = json_pack("{s:[]}", "tables"), *table = lab_table(result, "verdicts", "Verdicts", columns), *entry, *row;
+    size_t i, k;
+    json_array_foreach(p->entries, i, entry)
+        json_array_foreach(json_object_get(json_object_get(entry, "shown"), "paper_rows"), k, row) {
+            json_t *cells = json_array();
+            json_array_append(cells, json_object_get(entry, "experiment"));
+            json_array_append(cells, json_object_get(json_object_get(entry, "model"), "file"));
+            for (size_t c = 0; c < sizeof keys / sizeof keys[0]; c++)
+                json_array_append_new(cells, json_string(text_at(row, keys[c])));
+            lab_row(table, cells);
+        }
+    int code = write_tsv(p, table, "verdicts.tsv");
+    json_decref(result);
+    return code;
+}
+
 /* One plot: in the page as SVG, beside it as PNG. What can not be drawn is said. */
 static void put_plot(page *p, const json_t *entry, const json_t *shown, const json_t *plot)
 {
@@ -450,11 +472,13 @@ static void prepare(json_t *entries)
     size_t i;
     json_t *entry;
     json_array_foreach(entries, i, entry) {
-        const json_t *result = json_object_get(entry, "result");
-        if (!strcmp(text_at(entry, "experiment"), "verify") && result)
+        json_t *result = json_object_get(entry, "result");
+        if (!strcmp(text_at(entry, "experiment"), "verify") && result) {
             json_object_set_new(entry, "shown", report_from_verify(result, json_object_get(entry, "model")));
-        else
-            json_object_set(entry, "shown", json_object_get(entry, "result"));
+            continue;
+        }
+        lab_judge(result); /* by today's rules, whenever it was measured */
+        json_object_set(entry, "shown", result);
     }
 }
 
@@ -465,6 +489,7 @@ static int write_page(page *p, const json_t *problems)
     summary(p);
     for (const report_chapter *ch = report_chapters; ch->id; ch++)
         code = code ? code : put_chapter(p, ch);
+    code = code ? code : write_verdicts(p);
     html_end(p->f);
     return code;
 }

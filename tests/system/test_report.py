@@ -78,6 +78,13 @@ def data(folder):
     return found
 
 
+def verdicts(folder):
+    """The rows of verdicts.tsv, by column."""
+    with open(os.path.join(folder, "tsv", "verdicts.tsv"), encoding="utf-8") as f:
+        lines = [line.rstrip("\n").split("\t") for line in f]
+    return [dict(zip(lines[0], line)) for line in lines[1:]]
+
+
 _whole = _whole_run = None
 
 
@@ -119,11 +126,35 @@ def every_experiment_is_in_the_page():
         h.check(content["machine"]["cpus"] > 0 and all(o and o in p.text for o in origin), f"{file}: where it is from is not in the page: {origin}")
         for t in content["result"].get("tables", []):
             h.check(t["title"] in p.text, f"{file}: no table {t['title']!r}")
-        for row in content["result"].get("paper_rows", []):
-            h.check(row["what"] in p.text and row["verdict"] in p.text, f"{file}: no verdict {row}")
         for note in content["result"].get("notes", []):
             h.check(" ".join(note.split()) in p.text, f"{file}: no note {note!r}")
     h.check("Not run" not in p.text, "something was not run")
+    for row in verdicts(folder):
+        h.check(all(" ".join(cell.split()) in p.text for cell in row.values()), f"no verdict {row}")
+
+
+@h.test
+def verdicts_are_made_with_the_page():
+    folder = copy("judged")
+    named = {(row["experiment"], row["what"]): row["verdict"] for row in verdicts(folder)}
+    same = ("generation", "equal tokens"), ("multiturn", "replies of kv-direct equal to the unbounded cache's"), ("sweep", "token match of kv-direct at every B")
+    h.equal([named.get(key) for key in same], ["reproduced"] * 3, "verdicts")
+    # A measured number that is another one gives another verdict, and nothing is measured again.
+    for name, (_, content) in data(folder).items():
+        h.check(content["experiment"] == "memory" or "paper_rows" not in content["result"], f"{name} has verdicts of its own")
+        table, key, value = {"generation": ("generation", "equal_tokens", 1), "multiturn": ("ways", "equal", 0), "sweep": ("windows", "match", 99.5)}.get(
+            content["experiment"], (None, None, None))
+        for t in content["result"].get("tables", []):
+            if t["name"] == table:
+                column = [c["key"] for c in t["columns"]].index(key)
+                for row in t["rows"]:
+                    row[column] = value
+        with open(os.path.join(folder, "data", name), "w", encoding="utf-8") as f:
+            json.dump(content, f)
+    result = h.kvd("report", "-o", folder)
+    h.equal((result.code, jobs_run(result)), (h.DONE, []), f"{result}")
+    named = {(row["experiment"], row["what"]): row["verdict"] for row in verdicts(folder)}
+    h.equal([named.get(key) for key in same], ["differs"] * 3, "verdicts of other numbers")
 
 
 @h.test

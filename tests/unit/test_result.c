@@ -180,6 +180,50 @@ static void names_of_columns_have_units(void **state)
     json_decref(r);
 }
 
+/* A result from a file may hold anything: judging it makes rows or none, and no fault. */
+static void judging_takes_anything(void **state)
+{
+    static const char *const experiments[] = {"generation", "patch", "perplexity", "hellaswag", "multiturn", "baselines", "sweep", "rank", "truncate", "latency"};
+    static const char *const bodies[] = {
+        "'x':1", "'tables':7", "'tables':[7,null,[]]", "'tables':[{'name':7}],'model':[],'settings':'no'", "'model':{'architecture':'gemma3','n_layers':'x'}",
+        "'model':{'architecture':'llama','n_layers':30,'d_model':576,'d_head':0,'name':7},'tables':["
+        "{'name':'generation','columns':7,'rows':[[1]]},{'name':'layers','columns':[{'key':7},7],'rows':7},"
+        "{'name':'perplexity','columns':[{'key':'policy'},{'key':'perplexity'}],'rows':[['full',0],['window:64'],['kv-direct',1],[1,2,3],7,['window:32',-1]]},"
+        "{'name':'hellaswag','columns':[{'key':'policy'},{'key':'acc_norm'},{'key':'acc_norm_error'},{'key':'tasks'}],'rows':[['full',-5,1e300,1e300],['full',1e308,1,0]]},"
+        "{'name':'ways','columns':[{'key':'way'},{'key':'peak_mb'},{'key':'ratio'}],'rows':[['full',0,0],['kv-direct recompute',1e308,1e308],"
+        "['kv-direct a way of a very long name, and longer yet, to the end of every buffer',1,1e308]]},"
+        "{'name':'matrix','columns':[{'key':'method'},{'key':'match_free'}],'rows':[['tova',1e308],['kv-direct',-1e308]]},"
+        "{'name':'ratios','columns':[{'key':'tokens'},{'key':'reading'},{'key':'at_hand'}],'rows':[[1,'RAM, cold',1e308],[1e308,'RAM, cold',0]]},"
+        "{'name':'break_even','columns':[{'key':'at_hand'}],'rows':[[1e308]]},"
+        "{'name':'summary','columns':[{'key':'form'},{'key':'which'},{'key':'mean'}],'rows':[['W_q^T W_k (d x d)','all',1e308],['W_q^T W_k (d x d)','one per KV head',1e308]]},"
+        "{'name':'heads','columns':[{'key':'layer'},{'key':'rank_product'}],'rows':[[0,1e308],[0,-1e308]]},"
+        "{'name':'windows','columns':[{'key':'method'},{'key':'window'},{'key':'match'}],'rows':[['window',256,1e308],['window',8,1e308],['kv-direct',8,1e308]]},"
+        "{'name':'truncate','columns':[{'key':'what'},{'key':'rank'},{'key':'match'},{'key':'kl_free'}],'rows':[['K and V',64,1e308,1e308],['K and V',32,1,0]]}],"
+        "'settings':{'new_tokens':1e308,'prompt_tokens':-1e308,'turns':1e308,'at':'all','what':'residual','layer':'all','donor':7}"};
+    (void)state;
+    for (size_t e = 0; e < sizeof experiments / sizeof experiments[0]; e++)
+        for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++) {
+            char text[8192];
+            json_error_t err;
+            snprintf(text, sizeof text, "{'experiment':'%s',%s}", experiments[e], bodies[i]);
+            for (char *p = text; *p; p++)
+                *p = *p == '\'' ? '"' : *p;
+            json_t *r = json_loads(text, 0, &err);
+            assert_non_null(r);
+            lab_judge(r);
+            json_t *once = json_deep_copy(r);
+            lab_judge(r);
+            assert_true(json_is_array(json_object_get(r, "paper_rows")) && json_equal(once, r));
+            json_decref(once);
+            json_decref(r);
+        }
+    json_t *r = json_pack("{s:s, s:[i]}", "experiment", "of another day", "paper_rows", 1);
+    lab_judge(r);
+    lab_judge(NULL);
+    assert_int_equal(json_array_size(json_object_get(r, "paper_rows")), 1);
+    json_decref(r);
+}
+
 static void a_plot_of_nothing_is_refused(void **state)
 {
     kvd_error err;
@@ -200,7 +244,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kl_of_the_same_bits_is_zero), cmocka_unit_test(kl_by_hand),        cmocka_unit_test(kl_of_near_neighbours),
         cmocka_unit_test(log_probabilities),           cmocka_unit_test(counting),          cmocka_unit_test(text_of_any_bytes),
-        cmocka_unit_test(cells),                       cmocka_unit_test(a_row_keeps_its_shape), cmocka_unit_test(names_of_columns_have_units), cmocka_unit_test(a_plot_of_nothing_is_refused),
+        cmocka_unit_test(cells),                       cmocka_unit_test(a_row_keeps_its_shape), cmocka_unit_test(names_of_columns_have_units), cmocka_unit_test(judging_takes_anything), cmocka_unit_test(a_plot_of_nothing_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
