@@ -130,7 +130,7 @@ def every_experiment_is_in_the_page():
             h.check(" ".join(note.split()) in p.text, f"{file}: no note {note!r}")
     h.check("Not run" not in p.text, "something was not run")
     for row in verdicts(folder):
-        h.check(all(" ".join(cell.split()) in p.text for cell in row.values()), f"no verdict {row}")
+        h.check(all(" ".join(row[key].split()) in p.text for key in ("what", "paper", "ours", "verdict", "why")), f"no verdict {row}")
 
 
 @h.test
