@@ -55,11 +55,13 @@ static int typical_seconds(struct kvd_model *m, const kvd_kv_shape *s, int64_t n
 }
 
 /* Attention of one row, the steps of the pass itself over a made-up cache that is
- * resident and too large for the processor's. */
+ * resident and too large for the processor's. Some milliseconds a round. */
+enum { ALONE_ROUNDS = 9 };
+
 typedef struct {
     struct kvd_model *m;
     kvd_run run;
-    double seconds[3];
+    double seconds[ALONE_ROUNDS];
 } alone;
 
 static void alone_job(void *ctx, int tid, int n_threads)
@@ -68,7 +70,7 @@ static void alone_job(void *ctx, int tid, int n_threads)
     struct kvd_model *m = j->m;
     kvd_worker w = {.run = &j->run, .m = m, .c = &m->config, .k = &m->kern, .s = &m->scratch, .lane = &m->scratch.lanes[tid],
                     .tid = tid, .n_threads = n_threads};
-    for (int round = 0; round < 3; round++) {
+    for (int round = 0; round < ALONE_ROUNDS; round++) {
         double t0 = kvd__seconds();
         for (int l = 0; l < m->config.n_layers; l++) {
             kvd_chunk ch = {.layer = l, .n = 1};
@@ -112,7 +114,7 @@ static int alone_seconds(struct kvd_model *m, const kvd_kv_shape *s, double *out
         alone j = {.m = m, .run = {.m = m, .p = &pass, .n_rows = 1}};
         memset(m->scratch.qkv, 0, (size_t)m->scratch.ld_qkv * sizeof(float));
         kvd__pool_run(m->pool, alone_job, &j);
-        *out = kvd__median(j.seconds, 3) / seen;
+        *out = kvd__median(j.seconds, ALONE_ROUNDS) / seen;
         kvd__kv_end(kv, &plan, false);
     }
     kvd__kv_destroy(&kv);
