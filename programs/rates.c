@@ -1,9 +1,11 @@
 /* The planner's rates, kept in the user's cache folder: a file a machine, model
  * shape and set of settings. */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cli.h"
@@ -27,7 +29,7 @@ static void key_of(const cli *c, const kvd_model *m, char *out, size_t size)
     int64_t n, bytes;
     kvd_model_get_info(m, &i);
     machine_name(machine, sizeof machine);
-    int len = snprintf(out, size, "%s|%s|rates 3|%d threads|chunk %d|acts %d|kv %d|%s %lld %lld %lld %lld %lld %lld %lld|%s", machine, i.isa,
+    int len = snprintf(out, size, "%s|%s|rates 4|%d threads|chunk %d|acts %d|kv %d|%s %lld %lld %lld %lld %lld %lld %lld|%s", machine, i.isa,
                        i.n_threads, c->mo.chunk_tokens, c->mo.activations_f32, (int)c->so.kv_type, i.architecture, (long long)i.n_layers,
                        (long long)i.d_model, (long long)i.n_heads, (long long)i.n_kv_heads, (long long)i.d_head, (long long)i.d_ffn,
                        (long long)i.n_vocab, c->so.spill_dir ? c->so.spill_dir : "no disk");
@@ -43,9 +45,20 @@ static void file_of(const cli *c, const char *key, char *out, size_t size)
     snprintf(out, size, "%s/rates-%016llx.json", c->cache_dir, (unsigned long long)h);
 }
 
+/* A cache: what is no file, or no JSON, is not there. */
+static json_t *load(const char *path)
+{
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* a pipe of that name would wait for a writer */
+    json_t *o = fd >= 0 && !fstat(fd, &st) && S_ISREG(st.st_mode) ? json_loadfd(fd, 0, NULL) : NULL;
+    if (fd >= 0)
+        close(fd);
+    return o;
+}
+
 static bool read_rates(const char *path, const char *key, kvd_rates *r)
 {
-    json_t *o = json_load_file(path, 0, NULL), *rows = json_object_get(o, "rows"), *rows_s = json_object_get(o, "rows_s");
+    json_t *o = load(path), *rows = json_object_get(o, "rows"), *rows_s = json_object_get(o, "rows_s");
     const char *k = json_string_value(json_object_get(o, "key"));
     bool ok = k && !strcmp(k, key) && json_array_size(rows) == KVD_RATE_POINTS && json_array_size(rows_s) == KVD_RATE_POINTS;
     for (size_t i = 0; ok && i < KVD_RATE_POINTS; i++) {
@@ -69,6 +82,9 @@ static bool read_rates(const char *path, const char *key, kvd_rates *r)
 /* Whole or not at all; a cache that can not be written is no error. */
 static void write_rates(const char *path, const char *key, const kvd_rates *r)
 {
+    struct stat st;
+    if (!stat(path, &st) && !S_ISREG(st.st_mode))
+        return;
     json_t *rows = json_array(), *rows_s = json_array();
     for (int i = 0; i < KVD_RATE_POINTS; i++) {
         json_array_append_new(rows, json_integer(r->rows[i]));

@@ -14,6 +14,9 @@ bool kvd__disk_wanted(const kvd_session *s);
 kvd_spill_options kvd__disk_options(const struct kvd_model *m, const kvd_kv_shape *shape, const char *dir, int64_t n_tokens,
                                     int64_t budget_bytes);
 
+/* Blocks of the largest segment that those may have; KVD__TILE_BLOCKS is the smallest. */
+int64_t kvd__disk_largest_segment(const kvd_kv_shape *shape);
+
 /* The least budget with which n_tokens run on this tier, smallest buffers included.
  * Grows with n_tokens. */
 int64_t kvd__disk_need(const struct kvd_model *m, const kvd_kv_shape *shape, int64_t n_tokens);

@@ -6,8 +6,8 @@
  * for the threads that read compete with those that compute, and each segment costs
  * a turn of all of them, which small segments (a small budget) pay more often. And
  * what a pass does before its first segment is there and after its last hides behind
- * no reading. So two files with segments of different size are read, one of them also
- * in part, and from the three times come
+ * no reading. So two files with segments of the largest and the smallest size that
+ * sessions use are read, the first also in part, and from the three times come
  *
  *   time of a pass = base + bytes / rate + segments * cost of a segment
  *
@@ -143,14 +143,15 @@ static bool measure_reads(disk *d, int64_t n_blocks, int64_t segment_blocks, mov
 /* A folder that does not serve gives rates of 0, not an error: there is no disk tier. */
 static void measure_disk(kvd_model *m, const kvd_kv_shape *shape, kvd_kvtype stream_type, const char *dir, kvd_rates *r)
 {
-    static const int64_t segment_blocks[2] = {16, KVD__TILE_BLOCKS};
+    const int64_t segment_blocks[2] = {kvd__disk_largest_segment(shape), KVD__TILE_BLOCKS};
     moved x[2], part = {0};
     double write = 0;
     for (int i = 0; i < 2; i++) {
         disk d = {.m = m, .shape = shape, .stream_type = stream_type};
         bool ok = open_disk(&d, dir, segment_blocks[i]) && measure_reads(&d, d.n, segment_blocks[i], &x[i]);
         if (ok && i == 0) {
-            int64_t few = d.n / 4 / segment_blocks[0] * segment_blocks[0];
+            int64_t few = d.n / 2 / segment_blocks[0] * segment_blocks[0];
+            few = few ? few : segment_blocks[0] <= d.n * 3 / 4 ? segment_blocks[0] : 0;
             write = (double)(d.n * kvd__kv_block_bytes(shape) * shape->n_layers) / d.write_s;
             ok = few == 0 || measure_reads(&d, few, segment_blocks[0], &part);
         }
