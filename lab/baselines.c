@@ -278,7 +278,7 @@ int lab_baselines(const lab *l, json_t *result, kvd_error *err)
     baselines b = {.result = result,
                    .cmp = {.l = l, .n = n, .n_prompts = l->quick ? 1 : N_PROMPTS, .n_prompt = PROMPT < room ? PROMPT : room}};
     if (n < 2 || n > MOST_NEW)
-        return lab_fail(err, KVD_E_RANGE, "baselines: %lld new tokens are not in 2..%d", (long long)n, MOST_NEW);
+        return lab_fail(err, KVD_E_RANGE, "%lld new tokens are not in 2..%d", (long long)n, MOST_NEW);
     lab_setting(result, "new_tokens", json_integer(n));
     lab_note(result, "Free: each method goes on with its own tokens. Forced: all are fed the full cache's tokens, so that both distributions "
                      "are about the same text. KL is from the full cache to the method, in bits.");

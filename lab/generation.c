@@ -146,7 +146,7 @@ int lab_generation(const lab *l, json_t *result, kvd_error *err)
 {
     generation g = {.l = l, .n = l->n_new ? l->n_new : N_NEW};
     if (g.n < 2 || g.n > MOST_NEW)
-        return lab_fail(err, KVD_E_RANGE, "generation: %lld new tokens are not in 2..%d", (long long)g.n, MOST_NEW);
+        return lab_fail(err, KVD_E_RANGE, "%lld new tokens are not in 2..%d", (long long)g.n, MOST_NEW);
     int rc = lab_chat_open(l, NULL, lab_generation_prompt, &g.prompt, &g.n_prompt, err);
     if (rc)
         return rc;

@@ -218,8 +218,8 @@ static int read_jsonl(lab_tasks *t, reader *r, kvd_error *err)
 
 int lab_tasks_read(lab_tasks *t, const char *text, size_t n, kvd_error *err)
 {
-    reader r = {text, text + n, 0};
-    size_t i = 0;
+    size_t i = n >= 3 && !memcmp(text, "\xef\xbb\xbf", 3) ? 3 : 0; /* a byte order mark is no part of a context */
+    reader r = {text + i, text + n, 0};
     while (i < n && blank(text + i, 1))
         i++;
     int rc = i < n && text[i] == '{' ? read_jsonl(t, &r, err) : read_six(t, &r, err);

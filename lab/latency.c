@@ -141,7 +141,7 @@ static int make_rig(rig *g, const lab *l, json_t *result, kvd_error *err)
         if (sizes[i] <= most)
             g->n[g->n_sizes++] = sizes[i];
     if (!g->n_sizes)
-        return lab_fail(err, KVD_E_UNSUPPORTED, "latency: the trained context is one token");
+        return lab_fail(err, KVD_E_UNSUPPORTED, "the trained context is one token");
     g->n_rows = g->n[g->n_sizes - 1];
     kvd_plan plan;
     kvd_plan_session(l->m, &l->so, 1, g->n_rows, 0, &plan);

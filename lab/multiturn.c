@@ -210,7 +210,7 @@ static int run_all(talk *k, json_t *result, kvd_error *err)
         return rc;
     k->n_turns = k->done[FULL];
     if (k->n_turns == 0)
-        return lab_fail(err, KVD_E_RANGE, "multiturn: no turn fits the trained context of %lld tokens",
+        return lab_fail(err, KVD_E_RANGE, "no turn fits the trained context of %lld tokens",
                         (long long)k->l->info.trained_context_tokens);
     choose_budget(k, result);
     rc = converse_within(k, RECOMPUTE, result, err);
@@ -343,7 +343,7 @@ int lab_multiturn(const lab *l, json_t *result, kvd_error *err)
 {
     talk k = {.l = l, .n_new = l->n_new ? l->n_new : l->quick ? QUICK_NEW : N_NEW, .gauge = {.l = l}};
     if (k.n_new < 1 || k.n_new > MOST_NEW)
-        return lab_fail(err, KVD_E_RANGE, "multiturn: %lld tokens a turn are not in 1..%d", (long long)k.n_new, MOST_NEW);
+        return lab_fail(err, KVD_E_RANGE, "%lld tokens a turn are not in 1..%d", (long long)k.n_new, MOST_NEW);
     if (!(k.turns = lab_alloc(N_WAYS * LAB_TURNS, sizeof *k.turns, err)))
         return KVD_E_NOMEM;
     lab_setting(result, "turns", json_integer(l->quick ? QUICK_TURNS : LAB_TURNS));

@@ -180,7 +180,7 @@ int lab_sweep(const lab *l, json_t *result, kvd_error *err)
     sweep w = {.cmp = {.l = l, .n = l->n_new ? l->n_new : l->quick ? QUICK_NEW : N_NEW, .n_prompts = l->quick ? 1 : N_PROMPTS,
                      .n_prompt = PROMPT}};
     if (w.cmp.n < 2 || w.cmp.n > MOST_NEW)
-        return lab_fail(err, KVD_E_RANGE, "sweep: %lld new tokens are not in 2..%d", (long long)w.cmp.n, MOST_NEW);
+        return lab_fail(err, KVD_E_RANGE, "%lld new tokens are not in 2..%d", (long long)w.cmp.n, MOST_NEW);
     choose_lengths(&w);
     lab_setting(result, "new_tokens", json_integer(w.cmp.n));
     if (w.cmp.n_prompts > EXACT_PROMPTS)

@@ -211,6 +211,7 @@ def line_ends_and_limits():
     base = hellaswag().json()
     dos = hellaswag(text=six_lines(TASKS).replace("\n", "\r\n") + "\r\n\n").json()
     h.equal(dos["settings"]["tasks_hash"], base["settings"]["tasks_hash"], "CR LF")
+    h.equal(hellaswag(text="\ufeff" + six_lines(TASKS)).json()["settings"]["tasks_hash"], base["settings"]["tasks_hash"], "a byte order mark")
     h.equal(hellaswag(text=six_lines(TASKS)[:-1]).json()["settings"]["tasks_hash"], base["settings"]["tasks_hash"], "no newline at the end")
     r = hellaswag("--tasks", 3).json()
     h.equal((r["tasks"], r["settings"]["tasks_in_file"]), (3, 4), "tasks")
