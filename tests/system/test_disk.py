@@ -377,6 +377,9 @@ def a_spoilt_cache_is_measured_again():
         h.check("measuring" in r.err, f"believed {data[:200]!r}\n{r}")
     h.equal(plan(env=env, expect=h.DONE).err, "", "stderr with a good cache")
     h.check("measuring" in plan("--recalibrate", env=env, expect=h.DONE).err, "--recalibrate did not measure")
+    os.unlink(files[0])
+    os.mkfifo(files[0])
+    h.check("measuring" in plan(env=env, expect=h.DONE).err, "a pipe was believed")
 
 
 @h.test
