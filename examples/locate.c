@@ -44,16 +44,16 @@ static double probability(kvd_session *s, const kvd_lab_taps *taps, const int32_
                           kvd_error *err)
 {
     const float *logits;
-    double max, sum = 0;
+    double sum = 0;
     kvd_lab_set_taps(s, taps);
     if (kvd_session_rewind(s, 0, err) || kvd_session_feed(s, ids, n, &logits, err))
         return -1;
-    max = (double)logits[0];
+    float max = logits[0];
     for (int64_t i = 1; i < n_vocab; i++)
-        max = fmax(max, (double)logits[i]);
+        max = logits[i] > max ? logits[i] : max;
     for (int64_t i = 0; i < n_vocab; i++)
-        sum += exp((double)logits[i] - max);
-    return exp((double)logits[token] - max) / sum;
+        sum += exp((double)logits[i] - (double)max);
+    return exp((double)logits[token] - (double)max) / sum;
 }
 
 static int locate(experiment *e, kvd_session *s, int32_t answer, int64_t n_vocab, kvd_error *err)

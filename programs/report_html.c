@@ -157,6 +157,7 @@ static const char style[] =
     ".v{white-space:nowrap;font-weight:600}.reproduced{color:var(--ok)}.differs{color:var(--bad)}.not{color:var(--mid)}"
     ".alarm{border:2px solid var(--bad);padding:.5rem .8rem;border-radius:4px}\n"
     ".verdicts td{text-align:left}.verdicts th{text-align:left}.g td{font-weight:600;background:var(--soft)}\n"
+    ".verdicts td[data-l=model]{min-width:9.5em}"
     "@media(max-width:44rem){.verdicts tr:first-child{display:none}.verdicts,.verdicts tbody,.verdicts tr,.verdicts td{display:block;width:100%}"
     ".verdicts tr{border-bottom:1px solid var(--line);padding:.5rem 0}.verdicts td{border:0;padding:.05rem 0}"
     ".verdicts td[data-l]::before{content:attr(data-l) \": \";color:var(--dim)}.verdicts td:empty{display:none}}\n";

@@ -118,7 +118,7 @@ static void on_weights(void *ctx, int layer, int64_t pos, int head, int64_t firs
 static void on_attention(void *ctx, int layer, int64_t pos, float *out)
 {
     record *r = ctx;
-    double largest = 0, worst = 0;
+    float largest = 0, off = 0;
     seen(r, pos);
     r->outs++;
     memcpy(at(r, r->out, layer, pos, r->n_q), out, (size_t)r->n_q * sizeof *out);
@@ -127,11 +127,12 @@ static void on_attention(void *ctx, int layer, int64_t pos, float *out)
     assert_true(r->layer == layer && r->pos == pos);
     assert_int_equal(r->heads, r->c->n_heads);
     for (int64_t i = 0; i < r->n_kv; i++)
-        largest = fmax(largest, fabs((double)at(r, r->read_v, layer, pos, r->n_kv)[i]));
+        largest = fmaxf(largest, fabsf(at(r, r->read_v, layer, pos, r->n_kv)[i]));
     for (int64_t i = 0; i < r->n_q; i++)
-        worst = fmax(worst, fabs((double)out[i] - (double)r->mixed[i]));
-    check(worst <= 1e-3 * fmax(largest, 1), "layer %d, position %lld: attention is %g off its weights times V", layer, (long long)pos, worst);
-    r->worst = fmax(r->worst, worst / fmax(largest, 1));
+        off = fmaxf(off, fabsf(out[i] - r->mixed[i]));
+    double worst = (double)off, scale = fmax((double)largest, 1);
+    check(worst <= 1e-3 * scale, "layer %d, position %lld: attention is %g off its weights times V", layer, (long long)pos, worst);
+    r->worst = fmax(r->worst, worst / scale);
 }
 
 static record *record_create(const kvd_model *m)
