@@ -23,7 +23,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { N_PROMPTS = 5, PROMPT = 512, N_NEW = 50, QUICK_NEW = 16, MOST_NEW = 256, RETAIN_75 = 384 };
+enum { N_PROMPTS = 5, PROMPT = 512, N_NEW = 50, QUICK_NEW = 16, MOST_NEW = 256 };
 
 /* One way of running: match in 0..1 and KL in bits, means over steps and prompts. */
 typedef struct {

@@ -33,15 +33,6 @@ lab_line lab_line_where(const lab_judged *j, const char *name, const char *key, 
     return r;
 }
 
-lab_line lab_line_of(const lab_judged *j, const char *name, const char *key, double n)
-{
-    lab_line r;
-    LAB_EACH_LINE(j, name, r)
-        if (lab_value(r, key) == n)
-            break;
-    return r;
-}
-
 const json_t *lab_get(lab_line r, const char *key)
 {
     size_t i;

@@ -51,9 +51,8 @@ typedef struct lab_line {
 
 /* Row i of the table called name. */
 lab_line lab_line_at(const lab_judged *j, const char *name, size_t i);
-/* The first row whose column key holds text, or the number n. */
+/* The first row whose column key holds text. */
 lab_line lab_line_where(const lab_judged *j, const char *name, const char *key, const char *text);
-lab_line lab_line_of(const lab_judged *j, const char *name, const char *key, double n);
 
 const json_t *lab_get(lab_line r, const char *key);  /* NULL: no such cell */
 double lab_value(lab_line r, const char *key);       /* NaN: null, or no number */

@@ -34,7 +34,7 @@ typedef struct {
     kvd_error *err;
     kvd_session *s;
     int32_t *donor, *recipient;     /* recipient: as it is fed */
-    int32_t *next, *donor_next;     /* [n_new] greedy tokens of the last run, of the donor's */
+    int32_t *next;                  /* [n_new] greedy tokens of the last run */
     int64_t n_donor, n_recipient, n_new, d, n_vocab;
     float *h;                 /* [n_layers + 1][n_donor][d_model] of the donor; behind the last layer its last row only */
     float *k, *v;             /* [n_donor][n_kv_heads][d_head], rotated to where they go */
@@ -154,9 +154,8 @@ static void plain_row(const patch *p, json_t *table, const char *who, const int3
 }
 
 typedef struct {
-    int rows, zeros, same_next, same_all; /* layers; with KL exactly 0; with the donor's next token; with all its next ones */
-    bool zero_after;            /* behind the last layer */
-    double least, most;         /* KL to the donor, of the layers' entries */
+    int rows, zeros; /* layers; with the donor's very logits */
+    bool zero_after; /* behind the last layer */
 } summary;
 
 static bool same_bits(const patch *p)
@@ -166,19 +165,15 @@ static bool same_bits(const patch *p)
 
 static void layer_row(const patch *p, json_t *table, summary *sum)
 {
-    double kl = lab_kl_bits(p->patched, p->of_donor, p->n_vocab);
     bool same = same_bits(p), after = p->layer == (int)p->l->info.n_layers;
-    lab_row(table, json_pack("[i, o, o, b, o, o]", p->layer, lab_number(kl), lab_number(lab_kl_bits(p->patched, p->of_recipient, p->n_vocab)), same,
+    lab_row(table, json_pack("[i, o, o, b, o, o]", p->layer, lab_number(lab_kl_bits(p->patched, p->of_donor, p->n_vocab)),
+                             lab_number(lab_kl_bits(p->patched, p->of_recipient, p->n_vocab)), same,
                              text_of(p, p->next, 1), text_of(p, p->next, p->n_new)));
     sum->zero_after |= after && same;
     if (after)
         return;
-    sum->least = sum->rows == 0 || kl < sum->least ? kl : sum->least;
-    sum->most = sum->rows == 0 || kl > sum->most ? kl : sum->most;
     sum->rows++;
     sum->zeros += same;
-    sum->same_next += p->next[0] == p->donor_next[0];
-    sum->same_all += !memcmp(p->next, p->donor_next, (size_t)p->n_new * sizeof *p->next);
 }
 
 /* One row per layer, and for the residual one for behind the last layer. */
@@ -293,11 +288,10 @@ static int prepare(patch *p, const lab *l, json_t *result)
     p->k = lab_alloc(p->n_donor * n_kv, sizeof *p->k, p->err);
     p->v = lab_alloc(p->n_donor * n_kv, sizeof *p->v, p->err);
     p->next = lab_alloc(p->n_new, sizeof *p->next, p->err);
-    p->donor_next = lab_alloc(p->n_new, sizeof *p->donor_next, p->err);
     float **rows[] = {&p->of_donor, &p->of_recipient, &p->patched};
     for (int i = 0; i < 3; i++)
         *rows[i] = lab_alloc(p->n_vocab, sizeof(float), p->err);
-    if (!p->h || !p->k || !p->v || !p->next || !p->donor_next || !p->of_donor || !p->of_recipient || !p->patched)
+    if (!p->h || !p->k || !p->v || !p->next || !p->of_donor || !p->of_recipient || !p->patched)
         return KVD_E_NOMEM;
     lab_setting(result, "donor", lab_text(donor, strlen(donor)));
     lab_setting(result, "recipient", lab_text(recipient, strlen(recipient)));
@@ -326,10 +320,8 @@ static int measure(patch *p, json_t *result)
     summary sum = {0};
     json_t *table = lab_table(result, "prompts", "The prompts, unpatched", columns);
     int rc = run(p, &(kvd_lab_taps){.ctx = p, .residual = keep_residual}, p->donor, p->n_donor, p->n_new, p->of_donor);
-    if (!rc) {
+    if (!rc)
         plain_row(p, table, "donor", p->donor, p->n_donor, p->of_donor);
-        memcpy(p->donor_next, p->next, (size_t)p->n_new * sizeof *p->next);
-    }
     rc = rc ? rc : run(p, NULL, p->recipient, p->n_recipient, p->n_new, p->of_recipient);
     if (!rc)
         plain_row(p, table, "recipient", p->recipient, p->n_recipient, p->of_recipient);
@@ -353,7 +345,7 @@ int lab_patch(const lab *l, json_t *result, kvd_error *err)
     rc = rc ? rc : measure(&p, result);
     kvd_session_free(&p.s);
     kvd_ids_free(p.donor);
-    void *owned[] = {p.recipient, p.next, p.donor_next, p.h, p.k, p.v, p.of_donor, p.of_recipient, p.patched};
+    void *owned[] = {p.recipient, p.next, p.h, p.k, p.v, p.of_donor, p.of_recipient, p.patched};
     for (size_t i = 0; i < sizeof owned / sizeof owned[0]; i++)
         free(owned[i]);
     return rc;

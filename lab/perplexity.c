@@ -30,7 +30,6 @@ typedef struct {
     int64_t n_chunks, n_chunk, first_scored;
     double *nll, *full;        /* [n_chunks*scored] of this policy; of full, or NULL */
     int64_t n, n_policies;     /* nll so far; policies so far */
-    double full_mean;
 } evaluation;
 
 /* ---- one policy -------------------------------------------------------------------- */
@@ -104,7 +103,6 @@ static int measure(evaluation *e, const char *name, const kvd_session_options *s
         if (!e->full)
             return KVD_E_NOMEM;
         memcpy(e->full, e->nll, (size_t)e->n * sizeof *e->full);
-        e->full_mean = mean;
     }
     same = e->full && !memcmp(e->full, e->nll, (size_t)e->n * sizeof *e->nll);
     lab_row(e->table, json_pack("[s, o, o, o, o, I, I, I, o, f]", name, lab_number(exp(mean)), lab_number(exp(mean) * error), lab_number(mean),

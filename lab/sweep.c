@@ -11,9 +11,7 @@
  * context for most tokens, so it runs on the first prompt only. */
 #include "lab/compare.h"
 
-
 enum { N_PROMPTS = 5, EXACT_PROMPTS = 1, PROMPT = 32, N_NEW = 250, QUICK_NEW = 40, MOST_NEW = 4096, N_LENGTHS = 8 };
-enum { LARGEST = 256, SMALLEST = 8 };
 
 static const int windows[] = {8, 16, 32, 64, 128, 256};
 enum { N_WINDOWS = sizeof windows / sizeof windows[0] };

@@ -17,7 +17,6 @@
 #include "lab/lapack.h"
 #include "lab/runs.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
