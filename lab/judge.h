@@ -44,9 +44,9 @@ extern const char lab_fault[]; /* the reason where exactness is not reproduced *
 
 /* ---- reading a result (judge.c) -------------------------------------------------------- */
 
-/* A row of a table; json NULL: there is none. */
+/* A row of a table; cells NULL: there is none. */
 typedef struct lab_line {
-    const json_t *columns, *cells;
+    const json_t *table, *cells;
 } lab_line;
 
 /* Row i of the table called name. */
@@ -58,11 +58,9 @@ const json_t *lab_get(lab_line r, const char *key);  /* NULL: no such cell */
 double lab_value(lab_line r, const char *key);       /* NaN: null, or no number */
 const char *lab_word(lab_line r, const char *key);   /* "": null, or no text */
 
-/* Of a JSON object. */
-double lab_number_in(const json_t *object, const char *key);
-const char *lab_text_in(const json_t *object, const char *key);
-double lab_set(const lab_judged *j, const char *setting);
-const char *lab_set_text(const lab_judged *j, const char *setting);
+/* A setting of the result. */
+double lab_judged_number(const lab_judged *j, const char *setting);
+const char *lab_judged_text(const lab_judged *j, const char *setting);
 
 #define LAB_EACH_LINE(j, table, r) \
     for (size_t i_ = 0; (r = lab_line_at(j, table, i_), r.cells); i_++)

@@ -97,7 +97,7 @@ static void judge_window(const lab_judged *j, double b, const char *paper, doubl
     LAB_EACH_LINE(j, "windows", r)
         if (!strcmp(lab_word(r, "method"), "window") && lab_value(r, "window") == b)
             break;
-    double match = lab_value(r, "match"), new_tokens = lab_set(j, "new_tokens"), n_prompt = lab_set(j, "prompt_tokens");
+    double match = lab_value(r, "match"), new_tokens = lab_judged_number(j, "new_tokens"), n_prompt = lab_judged_number(j, "prompt_tokens");
     if (isnan(match) || isnan(new_tokens))
         return;
     double within = b == SMALLEST ? 4 : 10;
@@ -183,8 +183,8 @@ void lab_judge_latency(const lab_judged *j)
     const json_t *model = json_object_get(j->result, "model");
     char why[128], what[96], ours[128];
     /* The paper's cost of recomputing over its bytes per token. */
-    double operations = 4 * lab_number_in(model, "n_layers") * lab_number_in(model, "n_kv_heads") * lab_number_in(model, "d_head") *
-                        lab_number_in(model, "d_model") / lab_set(j, "kv_bytes_per_token");
+    double operations = 4 * lab_number_at(model, "n_layers") * lab_number_at(model, "n_kv_heads") * lab_number_at(model, "d_head") *
+                        lab_number_at(model, "d_model") / lab_judged_number(j, "kv_bytes_per_token");
     snprintf(why, sizeof why, "it takes %.0f operations to rebuild a byte of K and V; see the notes", operations);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         double cold = ratio_of(j, rows[i].n, "RAM, cold");

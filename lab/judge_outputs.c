@@ -55,7 +55,7 @@ typedef struct {
 static patched sum_up(const lab_judged *j)
 {
     lab_line donor = lab_line_where(j, "prompts", "prompt", "donor"), r;
-    double n_layers = lab_number_in(json_object_get(j->result, "model"), "n_layers");
+    double n_layers = lab_number_at(json_object_get(j->result, "model"), "n_layers");
     patched s = {.least = INFINITY, .most = -INFINITY};
     LAB_EACH_LINE(j, "layers", r) {
         double kl = lab_value(r, "kl_donor");
@@ -77,14 +77,14 @@ static patched sum_up(const lab_judged *j)
 void lab_judge_patch(const lab_judged *j)
 {
     char kl[160], next[160];
-    bool all = !strcmp(lab_set_text(j, "at"), "all");
-    if (strcmp(lab_set_text(j, "what"), "residual") || strcmp(lab_set_text(j, "layer"), "all") || strcmp(lab_set_text(j, "donor"), lab_patch_donor) ||
-        strcmp(lab_set_text(j, "recipient"), lab_patch_recipient))
+    bool all = !strcmp(lab_judged_text(j, "at"), "all");
+    if (strcmp(lab_judged_text(j, "what"), "residual") || strcmp(lab_judged_text(j, "layer"), "all") || strcmp(lab_judged_text(j, "donor"), lab_patch_donor) ||
+        strcmp(lab_judged_text(j, "recipient"), lab_patch_recipient))
         return;
     patched s = sum_up(j);
     if (!s.rows)
         return;
-    snprintf(next, sizeof next, "the donor's next token at %d of %d layers, its next %.0f tokens at %d", s.same_next, s.rows, lab_set(j, "new_tokens"),
+    snprintf(next, sizeof next, "the donor's next token at %d of %d layers, its next %.0f tokens at %d", s.same_next, s.rows, lab_judged_number(j, "new_tokens"),
              s.same_all);
     if (all) {
         snprintf(kl, sizeof kl, "exactly 0 at %d of %d layers", s.zeros, s.rows);
@@ -222,7 +222,7 @@ void lab_judge_hellaswag(const lab_judged *j)
 void lab_judge_multiturn(const lab_judged *j)
 {
     lab_line full = lab_line_where(j, "ways", "way", "full"), direct = lab_line_where(j, "ways", "way", "kv-direct recompute"), r;
-    double turns = lab_set(j, "turns"), most = 0, unbounded = lab_value(full, "peak_mb"), peak = lab_value(direct, "peak_mb");
+    double turns = lab_judged_number(j, "turns"), most = 0, unbounded = lab_value(full, "peak_mb"), peak = lab_value(direct, "peak_mb");
     char ours[160] = "-", what[96];
     size_t n = 0;
     bool equal = true;
@@ -242,7 +242,7 @@ void lab_judge_multiturn(const lab_judged *j)
               most < 1.1 ? "within a tenth"
                          : "the paper's unbounded cache ends at 103 MB, below its budget of 150 MB: nothing had to be recomputed. Here the budget is "
                            "outgrown, and this is the price");
-    bool held = lab_value(direct, "turns") == turns && peak <= lab_set(j, "budget_bytes") / 1e6;
+    bool held = lab_value(direct, "turns") == turns && peak <= lab_judged_number(j, "budget_bytes") / 1e6;
     snprintf(ours, sizeof ours, "%.2f MB -> %.2f MB (%.0f %%)", unbounded, peak, 100 * peak / unbounded);
     lab_paper(j->result, "peak context memory, unbounded -> kv-direct", "103 MB -> 42 MB (41 %) on Gemma 3-4B", ours,
               !held ? "differs" : j->model == LAB_PAPER_GEMMA3_4B ? "reproduced" : "not comparable",

@@ -25,7 +25,7 @@ static void judge_mean(const lab_judged *j, const char *form, const char *paper,
         "the paper's number is that of W_q W_k^T, d_head x d_head: the arrays multiplied as they lie in memory. The form that its "
         "equations define and that attention scores come from is W_q^T W_k, d x d";
     lab_line all = summary(j, form, "all"), one = summary(j, form, "one per KV head");
-    double mean = lab_value(one, "mean"), mean_all = lab_value(all, "mean"), d_head = lab_number_in(json_object_get(j->result, "model"), "d_head");
+    double mean = lab_value(one, "mean"), mean_all = lab_value(all, "mean"), d_head = lab_number_at(json_object_get(j->result, "model"), "d_head");
     char what[96], ours[128];
     if (isnan(mean) || isnan(mean_all))
         return;
@@ -93,7 +93,7 @@ static void judge_cut(const lab_judged *j, double rank, const char *paper, doubl
 {
     lab_line r = cut_to(j, rank);
     double match = lab_value(r, "match"), kl = log(2) * lab_value(r, "kl_free");
-    bool full = rank == lab_number_in(json_object_get(j->result, "model"), "d_head");
+    bool full = rank == lab_number_at(json_object_get(j->result, "model"), "d_head");
     bool near = full ? json_is_true(lab_get(r, "exact")) && match == 100 : match >= least - 5 && match <= most + 5 && fabs(kl / theirs - 1) <= 0.25;
     const char *other = full ? NULL : j->other;
     char what[64], ours[128];

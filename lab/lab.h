@@ -131,6 +131,13 @@ void lab_paper(json_t *result, const char *what, const char *paper, const char *
  * the list made stays as it is. */
 void lab_judge(json_t *result);
 
+/* Reading one, or any other JSON object; what is missing or of another type is "", NaN,
+ * NULL and -1. Text is borrowed. */
+const char *lab_text_at(const json_t *object, const char *key);
+double lab_number_at(const json_t *object, const char *key);
+const json_t *lab_find_table(const json_t *result, const char *name);
+int lab_find_column(const json_t *table, const char *key); /* index in its rows */
+
 /* Print all tables and notes for a person; tables are cut to what fits if out is a
  * terminal (print.c). */
 void lab_print(const json_t *result, FILE *out);

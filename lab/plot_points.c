@@ -6,33 +6,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *member(const json_t *o, const char *key)
-{
-    return json_string_value(json_object_get(o, key));
-}
-
-static const json_t *find_table(const json_t *result, const char *name)
-{
-    size_t i;
-    json_t *t;
-    json_array_foreach(json_object_get(result, "tables"), i, t)
-        if (member(t, "name") && !strcmp(member(t, "name"), name))
-            return t;
-    return NULL;
-}
-
 /* Index of a column, -1: none; its title and decimals. */
 static int column(const json_t *table, const char *key, const char **title, int *decimals)
 {
-    size_t i;
-    json_t *c;
-    json_array_foreach(json_object_get(table, "columns"), i, c)
-        if (key && member(c, "key") && !strcmp(member(c, "key"), key)) {
-            *title = member(c, "title") ? member(c, "title") : "";
-            *decimals = (int)json_integer_value(json_object_get(c, "decimals"));
-            return (int)i;
-        }
-    return -1;
+    int i = lab_find_column(table, key);
+    const json_t *c = i < 0 ? NULL : json_array_get(json_object_get(table, "columns"), (size_t)i);
+    if (c) {
+        *title = lab_text_at(c, "title");
+        *decimals = (int)json_integer_value(json_object_get(c, "decimals"));
+    }
+    return i;
 }
 
 static bool has_words(const json_t *rows, int column_index)
@@ -81,20 +64,20 @@ void lab_plot_free(drawing *d)
 
 int lab_plot_points(const json_t *result, const json_t *plot, drawing *d, kvd_error *err)
 {
-    const char *name = member(plot, "table"), *unused = "";
-    const json_t *table = name ? find_table(result, name) : NULL, *rows = json_object_get(table, "rows");
-    int dx = 0, dy = 0, dby = 0, x = column(table, member(plot, "x"), &d->x_title, &dx), y = column(table, member(plot, "y"), &d->y_title, &dy);
-    int by = column(table, member(plot, "by"), &unused, &dby), z = column(table, member(plot, "z"), &d->z_title, &d->z_decimals);
+    const char *unused = "";
+    const json_t *table = lab_find_table(result, lab_text_at(plot, "table")), *rows = json_object_get(table, "rows");
+    int dx = 0, dy = 0, dby = 0, x = column(table, lab_text_at(plot, "x"), &d->x_title, &dx), y = column(table, lab_text_at(plot, "y"), &d->y_title, &dy);
+    int by = column(table, lab_text_at(plot, "by"), &unused, &dby), z = column(table, lab_text_at(plot, "z"), &d->z_title, &d->z_decimals);
     size_t n = json_array_size(rows), i;
     json_t *row;
-    d->kind = member(plot, "kind") ? member(plot, "kind") : "lines";
-    d->title = member(plot, "title") ? member(plot, "title") : "";
-    d->name = member(plot, "name") ? member(plot, "name") : "plot";
+    d->kind = lab_text_at(plot, "kind");
+    d->title = lab_text_at(plot, "title");
+    d->name = *lab_text_at(plot, "name") ? lab_text_at(plot, "name") : "plot";
     d->heat = !strcmp(d->kind, "heat");
     d->bars = !strcmp(d->kind, "bars");
     d->log_x = json_is_true(json_object_get(plot, "log_x"));
     d->log_y = json_is_true(json_object_get(plot, "log_y"));
-    if (!table || x < 0 || y < 0 || (d->heat && z < 0) || (member(plot, "by") && by < 0))
+    if (!table || x < 0 || y < 0 || (d->heat && z < 0) || (*lab_text_at(plot, "by") && by < 0))
         return lab_fail(err, KVD_E_ARG, "plot \"%.60s\" names a table or column that is not there", d->name);
     if (!axis_make(&d->x, d->heat || d->bars || has_words(rows, x), n) || !axis_make(&d->y, d->heat, n) || !axis_make(&d->by, true, n) ||
         !(d->p = calloc(n + 1, sizeof *d->p)))

@@ -159,12 +159,6 @@ static void print_wrapped(const char *text, int indent, int width, FILE *out)
     }
 }
 
-static const char *member(const json_t *o, const char *key)
-{
-    const char *s = json_string_value(json_object_get(o, key));
-    return s ? s : "";
-}
-
 void lab_print(const json_t *result, FILE *out)
 {
     struct winsize w = {0};
@@ -175,17 +169,17 @@ void lab_print(const json_t *result, FILE *out)
     size_t i;
     json_t *item;
     lab_cell(json_object_get(model, "name"), 0, text, sizeof text);
-    fprintf(out, "%s (paper: %s), %s", member(result, "experiment"), member(result, "paper"), text);
+    fprintf(out, "%s (paper: %s), %s", lab_text_at(result, "experiment"), lab_text_at(result, "paper"), text);
     lab_cell(json_object_get(model, "file"), 0, text, sizeof text);
-    fprintf(out, " (%s), %s, %lld threads\n", text, member(machine, "isa"), (long long)json_integer_value(json_object_get(machine, "threads")));
+    fprintf(out, " (%s), %s, %lld threads\n", text, lab_text_at(machine, "isa"), (long long)json_integer_value(json_object_get(machine, "threads")));
     json_array_foreach(json_object_get(result, "tables"), i, item)
         print_table(item, out, whole, terminal);
     if (json_array_size(json_object_get(result, "paper_rows")))
         fputs("\nThe paper's numbers beside ours\n", out);
     json_array_foreach(json_object_get(result, "paper_rows"), i, item) {
-        const char *why = member(item, "why");
-        int n = snprintf(text, sizeof text, "   %s: paper %s, ours %s: %s%s%s", member(item, "what"), member(item, "paper"), member(item, "ours"),
-                         member(item, "verdict"), *why ? ", " : "", why);
+        const char *why = lab_text_at(item, "why");
+        int n = snprintf(text, sizeof text, "   %s: paper %s, ours %s: %s%s%s", lab_text_at(item, "what"), lab_text_at(item, "paper"), lab_text_at(item, "ours"),
+                         lab_text_at(item, "verdict"), *why ? ", " : "", why);
         if (n > 0)
             print_wrapped(text, 6, terminal, out);
     }

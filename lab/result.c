@@ -101,6 +101,40 @@ void lab_paper(json_t *result, const char *what, const char *paper, const char *
     json_array_append_new(json_object_get(result, "paper_rows"), row);
 }
 
+/* ---- reading ---------------------------------------------------------------------------- */
+
+const char *lab_text_at(const json_t *object, const char *key)
+{
+    const char *s = json_string_value(json_object_get(object, key));
+    return s ? s : "";
+}
+
+double lab_number_at(const json_t *object, const char *key)
+{
+    const json_t *x = json_object_get(object, key);
+    return json_is_number(x) ? json_number_value(x) : (double)NAN;
+}
+
+const json_t *lab_find_table(const json_t *result, const char *name)
+{
+    size_t i;
+    json_t *t;
+    json_array_foreach(json_object_get(result, "tables"), i, t)
+        if (*name && !strcmp(lab_text_at(t, "name"), name))
+            return t;
+    return NULL;
+}
+
+int lab_find_column(const json_t *table, const char *key)
+{
+    size_t i;
+    json_t *c;
+    json_array_foreach(json_object_get(table, "columns"), i, c)
+        if (*key && !strcmp(lab_text_at(c, "key"), key))
+            return (int)i;
+    return -1;
+}
+
 /* ---- cells as text -------------------------------------------------------------------- */
 
 static void real_text(double x, int decimals, char *out, size_t size)

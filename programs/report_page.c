@@ -17,13 +17,7 @@ typedef struct {
     int verdicts[3]; /* reproduced, differs, not comparable */
 } page;
 
-static const char *text_at(const json_t *o, const char *key)
-{
-    const char *s = json_string_value(json_object_get(o, key));
-    return s ? s : "";
-}
-
-static const char *model_file(const json_t *entry) { return text_at(json_object_get(entry, "model"), "file"); }
+static const char *model_file(const json_t *entry) { return lab_text_at(json_object_get(entry, "model"), "file"); }
 
 /* The name of a model as its file has it, without the ending. */
 static void put_model(FILE *f, const json_t *entry)
@@ -41,7 +35,7 @@ static void part_name(const json_t *entry, const char *part, const char *ending,
 {
     char model[SLUG], job[SLUG], name[SLUG];
     report_model_slug(model_file(entry), model);
-    report_slug(text_at(entry, "experiment"), job);
+    report_slug(lab_text_at(entry, "experiment"), job);
     report_slug(part, name);
     snprintf(out, size, "%s-%s-%s%s", model, job, name, ending);
 }
@@ -55,7 +49,7 @@ static const char *const verdict_class[] = {"reproduced", "differs", "not"};
 static int verdict_of(const json_t *row)
 {
     for (int i = 0; i < 3; i++)
-        if (!strcmp(text_at(row, "verdict"), verdict_words[i]))
+        if (!strcmp(lab_text_at(row, "verdict"), verdict_words[i]))
             return i;
     return NOT_COMPARABLE;
 }
@@ -64,11 +58,11 @@ static void verdict_cells(FILE *f, const json_t *row)
 {
     int v = verdict_of(row);
     fputs("<td data-l=\"paper\">", f);
-    html_text(f, text_at(row, "paper"));
+    html_text(f, lab_text_at(row, "paper"));
     fputs("</td><td data-l=\"ours\">", f);
-    html_text(f, text_at(row, "ours"));
+    html_text(f, lab_text_at(row, "ours"));
     fprintf(f, "</td><td class=\"v %s\">%s</td><td>", verdict_class[v], verdict_words[v]);
-    html_text(f, text_at(row, "why"));
+    html_text(f, lab_text_at(row, "why"));
     fputs("</td></tr>\n", f);
 }
 
@@ -83,7 +77,7 @@ static void entry_verdicts(FILE *f, const json_t *shown)
           "<tr><th>what</th><th>paper</th><th>ours</th><th>verdict</th><th>why</th></tr>\n", f);
     json_array_foreach(json_object_get(shown, "paper_rows"), i, row) {
         fputs("<tr><td>", f);
-        html_text(f, text_at(row, "what"));
+        html_text(f, lab_text_at(row, "what"));
         fputs("</td>", f);
         verdict_cells(f, row);
     }
@@ -109,9 +103,9 @@ static void rows_about(page *p, const char *job, const char *what)
     json_t *entry, *row;
     bool first = true;
     json_array_foreach(p->entries, i, entry)
-        if (!strcmp(text_at(entry, "experiment"), job))
+        if (!strcmp(lab_text_at(entry, "experiment"), job))
             json_array_foreach(json_object_get(json_object_get(entry, "shown"), "paper_rows"), k, row)
-                if (!strcmp(text_at(row, "what"), what)) {
+                if (!strcmp(lab_text_at(row, "what"), what)) {
                     summary_row(p, what, entry, row, first);
                     first = false;
                 }
@@ -122,10 +116,10 @@ static void rows_of_job(page *p, const char *job)
     json_t *seen = json_object(), *entry, *row;
     size_t i, k;
     json_array_foreach(p->entries, i, entry) {
-        if (strcmp(text_at(entry, "experiment"), job))
+        if (strcmp(lab_text_at(entry, "experiment"), job))
             continue;
         json_array_foreach(json_object_get(json_object_get(entry, "shown"), "paper_rows"), k, row) {
-            const char *what = text_at(row, "what");
+            const char *what = lab_text_at(row, "what");
             if (!json_object_get(seen, what))
                 rows_about(p, job, what);
             json_object_set_new(seen, what, json_true());
@@ -134,7 +128,7 @@ static void rows_of_job(page *p, const char *job)
             fprintf(p->f, "<tr><td>%s</td><td data-l=\"model\">", report_find_job(job)->title);
             put_model(p->f, entry);
             fputs("</td><td></td><td></td><td class=\"v differs\">failed</td><td>", p->f);
-            html_text(p->f, text_at(entry, "failed"));
+            html_text(p->f, lab_text_at(entry, "failed"));
             fputs("</td></tr>\n", p->f);
         }
     }
@@ -202,7 +196,7 @@ static int put_tables(page *p, const json_t *entry, const json_t *shown)
     int code = 0;
     json_array_foreach(json_object_get(shown, "tables"), i, table) {
         char name[4 * SLUG];
-        part_name(entry, text_at(table, "name"), ".tsv", name, sizeof name);
+        part_name(entry, lab_text_at(table, "name"), ".tsv", name, sizeof name);
         code = code ? code : write_tsv(p, table, name);
         html_table(p->f, table, name);
     }
@@ -223,7 +217,7 @@ static int write_verdicts(const page *p)
             json_array_append(cells, json_object_get(entry, "experiment"));
             json_array_append(cells, json_object_get(json_object_get(entry, "model"), "file"));
             for (size_t c = 0; c < sizeof keys / sizeof keys[0]; c++)
-                json_array_append_new(cells, json_string(text_at(row, keys[c])));
+                json_array_append_new(cells, json_string(lab_text_at(row, keys[c])));
             lab_row(table, cells);
         }
     int code = write_tsv(p, table, "verdicts.tsv");
@@ -237,14 +231,14 @@ static void put_plot(page *p, const json_t *entry, const json_t *shown, const js
     char name[4 * SLUG], *png = NULL, *svg = NULL, *drawn = NULL;
     size_t n;
     kvd_error err = {0};
-    part_name(entry, text_at(plot, "name"), ".png", name, sizeof name);
+    part_name(entry, lab_text_at(plot, "name"), ".png", name, sizeof name);
     bool ok = asprintf(&png, "%s/png/%s", p->r->dir, name) >= 0 && asprintf(&svg, "%s/png/plot.part%ld.svg", p->r->dir, (long)getpid()) >= 0;
     ok = ok && !lab_draw(shown, plot, svg, &err) && !lab_draw(shown, plot, png, &err) && !cli_read_file(svg, &drawn, &n);
     if (svg)
         unlink(svg);
     if (ok) {
         fputs("<figure>", p->f);
-        html_svg(p->f, drawn, ++p->n_plots, text_at(plot, "title"));
+        html_svg(p->f, drawn, ++p->n_plots, lab_text_at(plot, "title"));
         fputs("</figure>\n", p->f);
     } else {
         p->r->failed = true;
@@ -306,14 +300,14 @@ static void put_settings(FILE *f, const json_t *shown)
 
 static void put_machine(FILE *f, const json_t *machine, const json_t *engine)
 {
-    html_text(f, text_at(machine, "cpu"));
+    html_text(f, lab_text_at(machine, "cpu"));
     if (json_integer_value(json_object_get(machine, "cpus")) > 0)
         fprintf(f, ", %" JSON_INTEGER_FORMAT " CPUs, %.1f GiB, ", json_integer_value(json_object_get(machine, "cpus")),
                 json_number_value(json_object_get(machine, "memory_bytes")) / 1073741824);
-    html_text(f, text_at(machine, "system"));
-    if (*text_at(engine, "isa")) {
+    html_text(f, lab_text_at(machine, "system"));
+    if (*lab_text_at(engine, "isa")) {
         fputs("; ", f);
-        html_text(f, text_at(engine, "isa"));
+        html_text(f, lab_text_at(engine, "isa"));
         fprintf(f, ", %" JSON_INTEGER_FORMAT " threads", json_integer_value(json_object_get(engine, "threads")));
     }
 }
@@ -326,7 +320,7 @@ static void put_data_file(FILE *f, const json_t *data)
     fputs("; data ", f);
     html_json(f, json_object_get(data, "file"));
     fprintf(f, ", %" JSON_INTEGER_FORMAT " bytes, FNV-1a <span class=hash>", json_integer_value(json_object_get(data, "bytes")));
-    html_text(f, text_at(data, "hash"));
+    html_text(f, lab_text_at(data, "hash"));
     fputs("</span>", f);
 }
 
@@ -351,15 +345,15 @@ static void put_origin(FILE *f, const json_t *entry, const json_t *shown)
         fputs("<p class=dim>", f);
     put_machine(f, json_object_get(entry, "machine"), machine);
     fprintf(f, "; %.1f s; ", json_number_value(json_object_get(entry, "seconds")));
-    html_text(f, text_at(entry, "date"));
-    const char *version = text_at(entry, "version"); /* verify's result has none of its own */
-    version = *version ? version : text_at(json_object_get(shown, "settings"), "version");
+    html_text(f, lab_text_at(entry, "date"));
+    const char *version = lab_text_at(entry, "version"); /* verify's result has none of its own */
+    version = *version ? version : lab_text_at(json_object_get(shown, "settings"), "version");
     if (*version) {
         fputs("; KV-Direct ", f);
         html_text(f, version);
     }
     fputs("; model <span class=hash>", f);
-    html_text(f, text_at(json_object_get(entry, "model"), "fingerprint"));
+    html_text(f, lab_text_at(json_object_get(entry, "model"), "fingerprint"));
     fputs("</span>", f);
     put_data_file(f, json_object_get(entry, "data"));
     fputs("</p>\n", f);
@@ -377,7 +371,7 @@ static int put_entry(page *p, const json_t *entry)
     put_origin(p->f, entry, shown);
     if (json_object_get(entry, "failed")) {
         fputs("<p class=alarm>This experiment failed: ", p->f);
-        html_text(p->f, text_at(entry, "failed"));
+        html_text(p->f, lab_text_at(entry, "failed"));
         fputs("</p>\n", p->f);
         return 0;
     }
@@ -402,7 +396,7 @@ static int put_chapter(page *p, const report_chapter *ch)
         if (ch->jobs[1])
             fprintf(p->f, "<h3 id=\"job-%s\">%s</h3>\n", ch->jobs[k], report_find_job(ch->jobs[k])->title);
         json_array_foreach(p->entries, i, entry)
-            if (!strcmp(text_at(entry, "experiment"), ch->jobs[k])) {
+            if (!strcmp(lab_text_at(entry, "experiment"), ch->jobs[k])) {
                 n++;
                 code = code ? code : put_entry(p, entry);
             }
@@ -429,14 +423,14 @@ static void put_models(page *p)
         fputs("<tr><td class=w>", p->f);
         put_model(p->f, entry);
         fputs("</td><td class=w>", p->f);
-        html_text(p->f, text_at(m, "name"));
+        html_text(p->f, lab_text_at(m, "name"));
         fputs("</td><td class=w>", p->f);
-        html_text(p->f, text_at(m, "architecture"));
+        html_text(p->f, lab_text_at(m, "architecture"));
         fprintf(p->f, "</td><td>%.0f</td><td>%.0f</td><td>%" JSON_INTEGER_FORMAT "</td><td>%" JSON_INTEGER_FORMAT " / %" JSON_INTEGER_FORMAT " / %" JSON_INTEGER_FORMAT "</td><td class=w>",
                 json_number_value(json_object_get(m, "n_params")) * 1e-6, json_number_value(json_object_get(m, "weight_bytes")) / 1048576,
                 json_integer_value(json_object_get(m, "n_layers")), json_integer_value(json_object_get(m, "n_heads")),
                 json_integer_value(json_object_get(m, "n_kv_heads")), json_integer_value(json_object_get(m, "d_head")));
-        html_text(p->f, text_at(m, "fingerprint"));
+        html_text(p->f, lab_text_at(m, "fingerprint"));
         fputs("</td></tr>\n", p->f);
     }
     fputs("</table></div>\n", p->f);
@@ -473,7 +467,7 @@ static void prepare(json_t *entries)
     json_t *entry;
     json_array_foreach(entries, i, entry) {
         json_t *result = json_object_get(entry, "result");
-        if (!strcmp(text_at(entry, "experiment"), "verify") && result) {
+        if (!strcmp(lab_text_at(entry, "experiment"), "verify") && result) {
             json_object_set_new(entry, "shown", report_from_verify(result, json_object_get(entry, "model")));
             continue;
         }

@@ -11,12 +11,6 @@ static json_t *empty_result(const char *experiment, const char *paper)
                      "paper_rows");
 }
 
-static const char *text_at(const json_t *o, const char *key)
-{
-    const char *s = json_string_value(json_object_get(o, key));
-    return s ? s : "";
-}
-
 static json_int_t int_at(const json_t *o, const char *key) { return json_integer_value(json_object_get(o, key)); }
 
 /* ---- bytes per token ----------------------------------------------------------------- */
@@ -121,7 +115,7 @@ static void count_row(reconstruction *s, const json_t *row)
     s->rebuilt = s->rebuilt && !json_is_false(json_object_get(row, "rebuilt_equal"));
     snprintf(length, sizeof length, "%" JSON_INTEGER_FORMAT, int_at(row, "tokens"));
     append_once(s->lengths, sizeof s->lengths, length);
-    append_once(s->streams, sizeof s->streams, text_at(row, "stream"));
+    append_once(s->streams, sizeof s->streams, lab_text_at(row, "stream"));
 }
 
 /* One line for each stream that a length or more could not be computed in. */
@@ -131,12 +125,12 @@ static void note_numeric_errors(json_t *result, const json_t *verify)
     size_t i, k;
     json_t *row, *other;
     json_array_foreach(rows, i, row) {
-        const char *stream = text_at(row, "stream"), *error = text_at(row, "numeric_error");
+        const char *stream = lab_text_at(row, "stream"), *error = lab_text_at(row, "numeric_error");
         char lengths[96] = "";
         bool first = *error;
         json_array_foreach(rows, k, other) {
             char length[32];
-            if (!*error || strcmp(text_at(other, "numeric_error"), error) || strcmp(text_at(other, "stream"), stream))
+            if (!*error || strcmp(lab_text_at(other, "numeric_error"), error) || strcmp(lab_text_at(other, "stream"), stream))
                 continue;
             first = first && k >= i;
             snprintf(length, sizeof length, "%" JSON_INTEGER_FORMAT, int_at(other, "tokens"));
@@ -181,7 +175,7 @@ static void add_rope(json_t *result, const json_t *verify)
     json_t *row, *t = json_array_size(rows) ? lab_table(result, "rotation", "Sliding-window layers past their window", columns) : NULL;
     json_array_foreach(rows, i, row) {
         double dk = json_number_value(json_object_get(row, "max_dk")), dv = json_number_value(json_object_get(row, "max_dv"));
-        lab_row(t, json_pack("[s, f, f]", text_at(row, "layers"), dk, dv));
+        lab_row(t, json_pack("[s, f, f]", lab_text_at(row, "layers"), dk, dv));
         if (i == 2) {
             char ours[96];
             snprintf(ours, sizeof ours, "0 and 0 as we rotate; %.3g and %.3g by Eq. 16", dk, dv);
@@ -222,7 +216,7 @@ static void add_receipts(json_t *result, const json_t *verify)
         runs += json_array_size(json_object_get(group, "runs"));
     }
     lab_note(result, "%zu runs gave these receipts; %" JSON_INTEGER_FORMAT " comparisons were equal, %" JSON_INTEGER_FORMAT " were not: verdict %s.", runs,
-             int_at(verify, "matches"), int_at(verify, "mismatches"), text_at(verify, "verdict"));
+             int_at(verify, "matches"), int_at(verify, "mismatches"), lab_text_at(verify, "verdict"));
 }
 
 json_t *report_from_verify(const json_t *verify, const json_t *model)
