@@ -23,7 +23,12 @@ int lab_file_begin(lab_file *w, const char *path, kvd_error *err);
  * there. KVD_E_IO. */
 int lab_file_end(lab_file *w, bool keep, kvd_error *err);
 
-/* A JSON file, by json_dumpf. */
+/* A JSON file, by json_dumpf; a table, by lab_write_tsv. */
 int lab_file_json(const char *path, const json_t *value, size_t flags, kvd_error *err);
+int lab_file_tsv(const char *path, const json_t *table, kvd_error *err);
+
+/* Remove from a folder what processes were writing, here or with .svg behind it, that are
+ * no more. */
+void lab_file_clear(const char *folder);
 
 #endif

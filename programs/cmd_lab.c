@@ -50,14 +50,8 @@ int cli_draw(const json_t *result, const json_t *plot, const char *path)
 
 static int write_tsv(const json_t *table, const char *path)
 {
-    lab_file w;
     kvd_error err;
-    int rc = lab_file_begin(&w, path, &err);
-    if (!rc) {
-        lab_write_tsv(table, w.f);
-        rc = lab_file_end(&w, true, &err);
-    }
-    return rc ? cli_fail(EXIT_BAD_FILE, "%s: %s", path, err.message) : 0;
+    return lab_file_tsv(path, table, &err) ? cli_fail(EXIT_BAD_FILE, "%s: %s", path, err.message) : 0;
 }
 
 /* Each of a list of tables or plots: FILE itself if there is one, else FILE-NAME. */

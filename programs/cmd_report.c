@@ -6,16 +6,14 @@
  * model the page is made anew from the data alone. The page shows all that lies in DIR/data, also
  * of models that are not named this time. */
 #define _GNU_SOURCE
-#include <dirent.h>
 #include <errno.h>
-#include <limits.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "report.h"
+#include "lab/whole_file.h"
 
 static json_t *describe(const kvd_model_info *i, const char *file)
 {
@@ -70,21 +68,6 @@ static int add_data(const char *path, json_t **out)
     return *out ? 0 : cli_fail(EXIT_RESOURCES, "out of memory");
 }
 
-/* Remove what a report that was killed was writing: NAME.partPID, of a process that is gone. */
-static void clear_parts(const char *folder)
-{
-    DIR *d = opendir(folder);
-    for (const struct dirent *e = d ? readdir(d) : NULL; e; e = readdir(d)) {
-        const char *part = strstr(e->d_name, ".part");
-        char *end = NULL;
-        long pid = part ? strtol(part + strlen(".part"), &end, 10) : 0;
-        if (pid > 0 && pid <= INT_MAX && (!*end || !strcmp(end, ".svg")) && kill((pid_t)pid, 0) && errno == ESRCH)
-            unlinkat(dirfd(d), e->d_name, 0);
-    }
-    if (d)
-        closedir(d);
-}
-
 static int make_folder(const char *dir, const char *name)
 {
     char path[4200];
@@ -102,7 +85,7 @@ static int make_folder(const char *dir, const char *name)
         return cli_fail(EXIT_BAD_FILE, "-o %s: %s", path, strerror(errno));
     if (stat(path, &st) || !S_ISDIR(st.st_mode))
         return cli_fail(EXIT_BAD_FILE, "-o %s: is no folder", path);
-    clear_parts(path);
+    lab_file_clear(path); /* what a report that was killed was writing */
     return 0;
 }
 

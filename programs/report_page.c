@@ -175,16 +175,10 @@ static void summary(page *p)
 static int write_tsv(const page *p, const json_t *table, const char *name)
 {
     char *path = NULL;
-    lab_file w;
-    kvd_error err = {.message = "out of memory"};
-    int rc = asprintf(&path, "%s/tsv/%s", p->r->dir, name) < 0 ? KVD_E_NOMEM : lab_file_begin(&w, path, &err);
-    if (rc == KVD_E_NOMEM)
-        path = NULL;
-    if (!rc) {
-        lab_write_tsv(table, w.f);
-        rc = lab_file_end(&w, true, &err);
-    }
-    int code = rc ? cli_fail(EXIT_RESOURCES, "%s/tsv/%s: %s", p->r->dir, name, err.message) : 0;
+    kvd_error err;
+    if (asprintf(&path, "%s/tsv/%s", p->r->dir, name) < 0)
+        return cli_fail(EXIT_RESOURCES, "out of memory");
+    int code = lab_file_tsv(path, table, &err) ? cli_fail(EXIT_RESOURCES, "%s: %s", path, err.message) : 0;
     free(path);
     return code;
 }

@@ -244,13 +244,14 @@ def killed_and_run_again_it_goes_on():
         h.equal(code, h.INTERRUPTED if sig == signal.SIGINT else -signal.SIGKILL, "exit")
         before = data(folder)
         h.check(3 <= len(before) < 14, f"{len(before)} results")
-        left = [os.path.join(folder, where, f"x.part{pid}{end}") for pid in (p.pid, os.getpid()) for where, end in (("tsv", ""), ("png", ".svg"), ("", ""))]
+        left = [os.path.join(folder, where, f"x.part{pid}{end}") for pid in (p.pid, os.getpid())
+                for where, end in (("tsv", ""), ("png", ".svg"), ("png", f".svg.part{pid}"), ("", ""))]
         for path in left:
             with open(path, "w", encoding="utf-8"):
                 pass
         h.check(not os.path.exists(os.path.join(folder, "index.html")), "a page of half a report")
         run = jobs_run(report(folder, h.tiny()))
-        h.equal([os.path.exists(path) for path in left], [False] * 3 + [True] * 3, "parts of who is gone, and of who is not")
+        h.equal([os.path.exists(path) for path in left], [False] * 4 + [True] * 4, "parts of who is gone, and of who is not")
         after = data(folder)
         h.equal(len(run) + len(before), len(after), "run again")
         h.equal({n: after[n] for n in before}, before, "what was there")
