@@ -147,8 +147,10 @@ void lab_print(const json_t *result, FILE *out);
 void lab_write_tsv(const json_t *table, FILE *out);
 /* A cell as a person reads it, in one line; "-" for null. A zero that is exact is "0". */
 void lab_cell(const json_t *cell, int decimals, char *out, size_t size);
-/* Length of the valid UTF-8 sequence at text, 0 if there is none. */
+/* Length of the valid UTF-8 sequence at text, 0 if there is none. Is the one of length k
+ * a control character, which may command a terminal (U+0000..1F, U+007F..9F)? */
 size_t lab_utf8(const char *text, size_t n);
+bool lab_is_control(const char *text, size_t k);
 
 /* ---- drawing (plot.c), by gnuplot ----------------------------------------------- */
 

@@ -164,7 +164,7 @@ static void plain_text(const char *s, size_t n, char *out, size_t size)
     for (size_t i = 0, k; i < n; i += k) {
         k = lab_utf8(s + i, n - i);
         unsigned char c = (unsigned char)s[i];
-        bool hidden = !k || c < 0x20 || c == 0x7f || (k == 2 && c == 0xc2 && (unsigned char)s[i + 1] < 0xa0);
+        bool hidden = !k || lab_is_control(s + i, k);
         k = k ? k : 1;
         char esc[16];
         const char *from = s + i;

@@ -23,6 +23,12 @@ size_t lab_utf8(const char *text, size_t n)
     return len;
 }
 
+bool lab_is_control(const char *text, size_t k)
+{
+    const unsigned char *p = (const unsigned char *)text;
+    return k == 1 ? p[0] < 0x20 || p[0] == 0x7f : k == 2 && p[0] == 0xc2 && p[1] < 0xa0;
+}
+
 json_t *lab_text(const char *text, size_t n)
 {
     char *out = malloc(3 * n + 1);

@@ -108,12 +108,11 @@ int cli_fail(int exit_code, const char *format, ...)
     va_start(ap, format);
     vsnprintf(line, sizeof line, format, ap);
     va_end(ap);
-    for (char *p = line; *p; p++) { /* names of files may hold anything: still one line, and no commands to a terminal */
-        bool c1 = (unsigned char)p[0] == 0xc2 && (unsigned char)p[1] >= 0x80 && (unsigned char)p[1] < 0xa0; /* U+0080 to U+009F */
-        if ((unsigned char)*p < 0x20 || *p == 0x7f || c1)
-            *p = '?';
-        if (c1)
-            *++p = '?';
+    size_t n = strlen(line);
+    for (size_t i = 0, k; i < n; i += k ? k : 1) { /* names of files may hold anything: still one line, and no commands to a terminal */
+        k = lab_utf8(line + i, n - i);
+        if (lab_is_control(line + i, k))
+            memset(line + i, '?', k);
     }
     cli_progress_clear();
     fprintf(stderr, "kvd: %s\n", line);

@@ -321,13 +321,12 @@ bool cli_put_text(FILE *f, const char *text, size_t n)
         return fwrite(text, 1, n, f) == n;
     for (size_t i = 0, k; i < n; i += k) {
         k = lab_utf8(text + i, n - i);
-        bool c0 = k == 1 && (p[i] < 0x20 || p[i] == 0x7f) && p[i] != '\n' && p[i] != '\t';
-        bool c1 = k == 2 && p[i] == 0xc2 && p[i + 1] < 0xa0;
-        if (k && !c0 && !c1)
+        bool plain = k && (!lab_is_control(text + i, k) || p[i] == '\n' || p[i] == '\t');
+        k = k ? k : 1;
+        if (plain)
             fwrite(p + i, 1, k, f);
         else /* U+0080..U+009F by number, as its last byte is one too */
-            fprintf(f, "\\x%02x", p[i + (c1 ? 1 : 0)]);
-        k = k ? k : 1;
+            fprintf(f, "\\x%02x", p[i + k - 1]);
     }
     return !ferror(f);
 }
