@@ -55,7 +55,8 @@ kvd_spill_options kvd__disk_options(const struct kvd_model *m, const kvd_kv_shap
         best.write_blocks = 1;
         return best;
     }
-    while ((o.segment_blocks *= 2) <= kvd__disk_largest_segment(shape) && kvd__spill_bytes(shape, &o) <= most)
+    int64_t largest = kvd__disk_largest_segment(shape);
+    while ((o.segment_blocks *= 2) <= largest && kvd__spill_bytes(shape, &o) <= most)
         if (read_bytes(shape, &o, record, evicted) < read_bytes(shape, &best, record, evicted))
             best = o;
     return best;
