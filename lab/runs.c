@@ -3,7 +3,6 @@
  * Decoding is done by kvd_session_feed and not by kvd_generate where logits are
  * compared: generate has its own loop and shows tokens only. Both choose the lowest id
  * among equal logits. */
-#define _GNU_SOURCE
 #include "lab/runs.h"
 
 #include <stdlib.h>
