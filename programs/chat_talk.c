@@ -159,15 +159,17 @@ static int encode(const talk *t, const char *text, size_t n, int32_t **ids, int6
     }
 }
 
-/* The transcript becomes the rendering and the answer. Its ids are taken. */
+/* The transcript becomes the rendering and the answer, as templates will show it
+ * again. Its ids are taken. */
 static int record(transcript *said, const char *text, size_t n_text, int32_t *ids, int64_t n_ids, int64_t n_marks,
-                  const kvd_result *r)
+                  const kvd_result *r, const char *content)
 {
     /* An end token is said again by the template, in its own way. A stop string
      * is cut out of the text but not out of the tokens: no place to cut both. */
     int64_t n_answer = r->n_tokens - (r->stop_reason == KVD_STOP_END);
     bool both = r->stop_reason != KVD_STOP_STRING;
-    char *all = malloc(n_text + r->n_text + 1);
+    size_t n_content = strlen(content);
+    char *all = malloc(n_text + n_content + 1);
     int32_t *all_ids = realloc(ids, (size_t)(n_ids + n_answer + 1) * sizeof *ids);
     mark *marks = realloc(said->marks, (size_t)(n_marks + 1) * sizeof *marks);
     if (marks)
@@ -178,12 +180,12 @@ static int record(transcript *said, const char *text, size_t n_text, int32_t *id
         return no_memory();
     }
     memcpy(all, text, n_text);
-    memcpy(all + n_text, r->text, r->n_text);
+    memcpy(all + n_text, content, n_content);
     memcpy(all_ids + n_ids, r->tokens, (size_t)n_answer * sizeof *ids);
     free(said->text);
     free(said->ids);
     said->text = all;
-    said->n_text = n_text + r->n_text;
+    said->n_text = n_text + n_content;
     said->ids = all_ids;
     said->n_ids = n_ids + n_answer;
     if (both)
@@ -280,7 +282,7 @@ static int answer(talk *t, const char *text, size_t n_text, int32_t *ids, int64_
         free(ids);
         pop_turn(t); /* the question without an answer */
     } else {
-        stored = record(&t->said, text, n_text, ids, n, n_marks, &r);
+        stored = record(&t->said, text, n_text, ids, n, n_marks, &r, t->turns[t->n_turns - 1].content);
         if (stored && n_marks < t->said.n_marks) /* what was said before still holds, as a beginning */
             t->said.n_marks = n_marks;
     }

@@ -160,11 +160,12 @@ def kvd(*args, stdin=b"", env=None, expect=None, **popen):
 
 def start_unread(*args, stdin=subprocess.DEVNULL):
     """Start the program with its output in a pipe of one page that nobody reads yet, so that a
-    longer answer can not end by itself: the command, the process, the pipe's end."""
+    longer answer can not end by itself: the command, the process, the pipe's end. Nothing is read
+    ahead on our side either, where select() would not see it."""
     command = [KVD, *map(str, args)]
     read_end, write_end = os.pipe()
     fcntl.fcntl(write_end, 1031, 4096)  # F_SETPIPE_SZ
-    p = subprocess.Popen(command, stdin=stdin, stdout=write_end, stderr=subprocess.PIPE)
+    p = subprocess.Popen(command, stdin=stdin, stdout=write_end, stderr=subprocess.PIPE, bufsize=0)
     os.close(write_end)
     return command, p, read_end
 

@@ -125,6 +125,14 @@ def only_what_is_new_is_fed():
 
 
 @h.test
+def a_byte_0_in_an_answer_costs_no_recomputation():
+    # The template gets it as U+FFFD; that is what the conversation says from then on.
+    turns, _, r = chat(h.tiny("--context", "4096"), ["hello", "go on"], "-n", "1000", "--ignore-eos")
+    h.check(b"\0" in r.out, f"no byte 0 in an answer of {len(r.out)} bytes")
+    h.check(turns[1].kept + 8 >= turns[0].resident, f"kept {turns[1].kept} of {turns[0].resident}")
+
+
+@h.test
 def a_template_that_changes_the_past_rewinds_to_it():
     # Mistral's moves the system message to the last question, Gemma's trims
     # answers: right is what a chat says that keeps nothing.
