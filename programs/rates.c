@@ -29,7 +29,7 @@ static void key_of(const cli *c, const kvd_model *m, char *out, size_t size)
     int64_t n, bytes;
     kvd_model_get_info(m, &i);
     machine_name(machine, sizeof machine);
-    int len = snprintf(out, size, "%s|%s|rates 4|%d threads|chunk %d|acts %d|kv %d|%s %lld %lld %lld %lld %lld %lld %lld|%s", machine, i.isa,
+    int len = snprintf(out, size, "%s|%s|rates 5|%d threads|chunk %d|acts %d|kv %d|%s %lld %lld %lld %lld %lld %lld %lld|%s", machine, i.isa,
                        i.n_threads, c->mo.chunk_tokens, c->mo.activations_f32, (int)c->so.kv_type, i.architecture, (long long)i.n_layers,
                        (long long)i.d_model, (long long)i.n_heads, (long long)i.n_kv_heads, (long long)i.d_head, (long long)i.d_ffn,
                        (long long)i.n_vocab, c->so.spill_dir ? c->so.spill_dir : "no disk");

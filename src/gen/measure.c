@@ -7,7 +7,7 @@
  * a turn of all of them, which small segments (a small budget) pay more often. And
  * what a pass does before its first segment is there and after its last hides behind
  * no reading. So two files with segments of the largest and the smallest size that
- * sessions use are read, the first also in part, and from the three times come
+ * sessions use are read in turn, the first also in part, and from the three times come
  *
  *   time of a pass = base + bytes / rate + segments * cost of a segment
  *
@@ -24,7 +24,7 @@
 /* So much is written and read at most, and for so long; a slow disk is known sooner. */
 enum { DISK_BYTES = 24 << 20 };
 #define WRITE_SECONDS 0.2
-#define READ_SECONDS 0.25
+#define READ_SECONDS 0.8
 
 /* ---- the disk --------------------------------------------------------------------- */
 
@@ -113,67 +113,86 @@ static bool disk_pass(disk *d, int64_t n_blocks, double *seconds)
     return !rc;
 }
 
-/* What a pass moved, and how long it took. */
+/* A kind of pass: its file, how much of it is read, what that moves, and how long it took. */
 typedef struct {
-    double seconds, bytes, segments;
-} moved;
+    disk *d;
+    int64_t n_blocks; /* 0: there is no such pass */
+    double bytes, segments;
+    double seconds;
+} reading;
 
-/* The median of a few passes: less than that would promise a calm machine. */
-static bool measure_reads(disk *d, int64_t n_blocks, int64_t segment_blocks, moved *x)
+static bool prepare(reading *x, disk *d, int64_t n_blocks, int64_t segment_blocks)
 {
-    enum { MOST = 9 };
-    double t[MOST], total = 0;
-    int n = 0;
+    double seconds;
     kvd_spill_stats before, after;
-    kvd__spill_stats(d->sp, &before);
-    while (n < MOST && (n < 3 || total < READ_SECONDS)) {
-        if (!disk_pass(d, n_blocks, &t[n]))
-            return false;
-        total += t[n++];
-    }
-    kvd__spill_stats(d->sp, &after);
-    *x = (moved){.seconds = kvd__median(t, n), .bytes = (double)(after.read_bytes - before.read_bytes) / n};
+    *x = (reading){.d = d, .n_blocks = n_blocks};
+    if (n_blocks == 0)
+        return true;
     for (int l = 0; l < d->shape->n_layers; l++) {
         int64_t from = kvd__first_seen(&d->m->config, l, n_blocks * KVD__BLOCK) / KVD__BLOCK / segment_blocks;
         x->segments += (double)((n_blocks + segment_blocks - 1) / segment_blocks - from);
     }
+    kvd__spill_stats(d->sp, &before);
+    if (!disk_pass(d, n_blocks, &seconds)) /* not counted: the first one wakes disk and threads */
+        return false;
+    kvd__spill_stats(d->sp, &after);
+    x->bytes = (double)(after.read_bytes - before.read_bytes);
     return true;
+}
+
+/* Each kind in turn, so that all see the same ups and downs of the disk. The mean, since
+ * a session will see the slow passes too. */
+static bool measure_reads(reading *x, int n_kinds)
+{
+    int n = 0;
+    for (double t, t0 = kvd__seconds(); n < 3 || kvd__seconds() - t0 < READ_SECONDS; n++)
+        for (int i = 0; i < n_kinds; i++) {
+            if (x[i].n_blocks && !disk_pass(x[i].d, x[i].n_blocks, &t))
+                return false;
+            x[i].seconds += x[i].n_blocks ? t : 0;
+        }
+    for (int i = 0; i < n_kinds; i++)
+        x[i].seconds /= n;
+    return true;
+}
+
+/* seconds = base + bytes * b + segments * a, of three kinds. Noise may say otherwise, but
+ * a base is no less than nothing and no more than half, a segment costs no less than
+ * nothing, and bytes a good part of the time. */
+static void solve(const reading *x, kvd_rates *r)
+{
+    const reading *large = &x[0], *small = &x[1], *part = &x[2];
+    double base = 0;
+    if (part->bytes > 0 && part->bytes < large->bytes)
+        base = large->seconds - large->bytes * (large->seconds - part->seconds) / (large->bytes - part->bytes);
+    base = base < 0 ? 0 : base > large->seconds / 2 ? large->seconds / 2 : base;
+    double large_s = large->seconds - base, small_s = small->seconds - base, per_byte = large_s / large->bytes;
+    double wider = small->segments / small->bytes - large->segments / large->bytes;
+    double a = wider > 0 ? (small_s / small->bytes - per_byte) / wider : 0, most = 0.75 * large_s / large->segments;
+    a = a < 0 ? 0 : a > most ? most : a;
+    r->disk_pass_s = base > r->head_s ? base - r->head_s : 0; /* the head is counted apart */
+    r->disk_segment_s = a;
+    r->disk_read_bytes_s = large->bytes / (large_s - a * large->segments);
 }
 
 /* A folder that does not serve gives rates of 0, not an error: there is no disk tier. */
 static void measure_disk(kvd_model *m, const kvd_kv_shape *shape, kvd_kvtype stream_type, const char *dir, kvd_rates *r)
 {
-    const int64_t segment_blocks[2] = {kvd__disk_largest_segment(shape), KVD__TILE_BLOCKS};
-    moved x[2], part = {0};
-    double write = 0;
-    for (int i = 0; i < 2; i++) {
-        disk d = {.m = m, .shape = shape, .stream_type = stream_type};
-        bool ok = open_disk(&d, dir, segment_blocks[i]) && measure_reads(&d, d.n, segment_blocks[i], &x[i]);
-        if (ok && i == 0) {
-            int64_t few = d.n / 2 / segment_blocks[0] * segment_blocks[0];
-            few = few ? few : segment_blocks[0] <= d.n * 3 / 4 ? segment_blocks[0] : 0;
-            write = (double)(d.n * kvd__kv_block_bytes(shape) * shape->n_layers) / d.write_s;
-            ok = few == 0 || measure_reads(&d, few, segment_blocks[0], &part);
+    const int64_t most = kvd__disk_largest_segment(shape), least = KVD__TILE_BLOCKS;
+    disk large = {.m = m, .shape = shape, .stream_type = stream_type}, small = large;
+    reading kinds[3];
+    if (open_disk(&large, dir, most) && open_disk(&small, dir, least)) {
+        int64_t part = large.n / 2 / most * most;
+        part = part ? part : most <= large.n * 3 / 4 ? most : 0;
+        if (prepare(&kinds[0], &large, large.n, most) && prepare(&kinds[1], &small, small.n, least) &&
+            prepare(&kinds[2], &large, part, most) && measure_reads(kinds, 3)) {
+            solve(kinds, r);
+            r->disk_write_bytes_s =
+                (double)((large.n + small.n) * kvd__kv_block_bytes(shape) * shape->n_layers) / (large.write_s + small.write_s);
         }
-        close_disk(&d);
-        if (!ok)
-            return;
     }
-    /* seconds = base + bytes * b + segments * a, three times. Noise may say otherwise, but
-     * a base is no less than nothing and no more than half, a segment costs no less than
-     * nothing, and bytes a good part of the time. */
-    double base = 0;
-    if (part.bytes > 0 && part.bytes < x[0].bytes)
-        base = x[0].seconds - x[0].bytes * (x[0].seconds - part.seconds) / (x[0].bytes - part.bytes);
-    base = base < 0 ? 0 : base > x[0].seconds / 2 ? x[0].seconds / 2 : base;
-    double large = x[0].seconds - base, small = x[1].seconds - base, per_byte = large / x[0].bytes;
-    double wider = x[1].segments / x[1].bytes - x[0].segments / x[0].bytes;
-    double a = wider > 0 ? (small / x[1].bytes - per_byte) / wider : 0, most = 0.75 * large / x[0].segments;
-    a = a < 0 ? 0 : a > most ? most : a;
-    r->disk_pass_s = base > r->head_s ? base - r->head_s : 0; /* the head is counted apart */
-    r->disk_segment_s = a;
-    r->disk_read_bytes_s = x[0].bytes / (large - a * x[0].segments);
-    r->disk_write_bytes_s = write;
+    close_disk(&large);
+    close_disk(&small);
 }
 
 /* ---- all of it ------------------------------------------------------------------------ */
