@@ -170,6 +170,18 @@ def start_unread(*args, stdin=subprocess.DEVNULL):
     return command, p, read_end
 
 
+def wait_until(p, condition):
+    while p.poll() is None and not condition():
+        pass
+
+
+def pending(p, sig):
+    """Was a signal sent and not delivered yet?"""
+    with open(f"/proc/{p.pid}/status", encoding="ascii", errors="replace") as f:
+        masks = [int(line.split()[1], 16) for line in f if line.startswith(("SigPnd:", "ShdPnd:"))]
+    return any(mask >> (sig - 1) & 1 for mask in masks)
+
+
 def read_all(fd):
     """What else comes out of the pipe; closes it."""
     parts = []

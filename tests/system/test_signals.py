@@ -54,6 +54,7 @@ def a_second_one_leaves_at_once():
     command, p, fd = start()
     os.read(fd, 1)
     p.send_signal(signal.SIGINT)
+    h.wait_until(p, lambda: not h.pending(p, signal.SIGINT))  # two that wait are one
     p.send_signal(signal.SIGINT)
     # Not read any further: if it waited for the pipe to drain, this would hang.
     code = p.wait(h.TIMEOUT_S)
