@@ -4,17 +4,17 @@
 #include <string.h>
 
 const lab_experiment lab_experiments[] = {
-    {"generation", "5.2, Table 3", "tokens with a cache against from scratch at every step", lab_generation},
-    {"patch", "5.3", "the donor's residual (or K and V) in the recipient's pass", lab_patch},
-    {"perplexity", "5.4, Table 4", "perplexity under each policy", lab_perplexity},
-    {"hellaswag", "5.4, Table 4", "HellaSwag, 0-shot, under each policy", lab_hellaswag},
-    {"multiturn", "5.5, Fig. 3", "memory and latency over 20 turns", lab_multiturn},
-    {"baselines", "5.6, Fig. 4", "token match and KL of lossy caches against the exact one", lab_baselines},
-    {"sweep", "5.6", "token match against the window's size", lab_sweep},
-    {"rank", "5.7, Fig. 5", "effective rank of each head's query-key form", lab_rank},
-    {"truncate", "5.7, Fig. 6", "token match and KL against the rank of K and V projections", lab_truncate},
-    {"latency", "5.8, Fig. 7", "recomputing K and V against reading them", lab_latency},
-    {NULL, NULL, NULL, NULL},
+    {"generation", "5.2, Table 3", "tokens with a cache against from scratch at every step", lab_generation, LAB_TAKES_NEW},
+    {"patch", "5.3", "the donor's residual (or K and V) in the recipient's pass", lab_patch, LAB_TAKES_NEW},
+    {"perplexity", "5.4, Table 4", "perplexity under each policy", lab_perplexity, LAB_TAKES_TEXT | LAB_TAKES_POLICIES | LAB_TAKES_CHUNKS},
+    {"hellaswag", "5.4, Table 4", "HellaSwag, 0-shot, under each policy", lab_hellaswag, LAB_TAKES_TEXT | LAB_TAKES_POLICIES | LAB_TAKES_TASKS},
+    {"multiturn", "5.5, Fig. 3", "memory and latency over 20 turns", lab_multiturn, LAB_TAKES_NEW},
+    {"baselines", "5.6, Fig. 4", "token match and KL of lossy caches against the exact one", lab_baselines, LAB_TAKES_TEXT | LAB_TAKES_NEW | LAB_TAKES_POLICIES},
+    {"sweep", "5.6", "token match against the window's size", lab_sweep, LAB_TAKES_TEXT | LAB_TAKES_NEW | LAB_TAKES_POLICIES},
+    {"rank", "5.7, Fig. 5", "effective rank of each head's query-key form", lab_rank, 0},
+    {"truncate", "5.7, Fig. 6", "token match and KL against the rank of K and V projections", lab_truncate, LAB_TAKES_TEXT | LAB_TAKES_NEW},
+    {"latency", "5.8, Fig. 7", "recomputing K and V against reading them", lab_latency, LAB_TAKES_TEXT},
+    {NULL, NULL, NULL, NULL, 0},
 };
 
 const lab_experiment *lab_find(const char *name)

@@ -70,11 +70,22 @@ typedef struct lab {
  * and are empty. 0, or a KVD_E_* with err set; the result is then thrown away. */
 typedef int lab_fn(const lab *l, json_t *result, kvd_error *err);
 
+/* What an experiment makes use of, beside what all do; the rest of struct lab means
+ * nothing to it, and a caller that lets a person choose should refuse it. */
+enum {
+    LAB_TAKES_TEXT = 1 << 0,     /* text */
+    LAB_TAKES_NEW = 1 << 1,      /* n_new */
+    LAB_TAKES_POLICIES = 1 << 2, /* policies */
+    LAB_TAKES_CHUNKS = 1 << 3,   /* limit as --chunks, chunk_tokens, first_scored */
+    LAB_TAKES_TASKS = 1 << 4     /* limit as --tasks */
+};
+
 typedef struct lab_experiment {
     const char *name;            /* "rank" */
     const char *paper;           /* "5.7, Fig. 5" */
     const char *what;            /* one line for --help */
     lab_fn *run;
+    unsigned takes;              /* LAB_TAKES_* */
 } lab_experiment;
 
 /* All of them, in the paper's order; the last has a NULL name. */

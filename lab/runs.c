@@ -233,7 +233,7 @@ static int file_prompts(const lab *l, json_t *result, int64_t n_prompts, int64_t
     if (rc)
         return rc;
     if (n_ids < take)
-        rc = lab_fail(err, KVD_E_ARG, "the text has %lld tokens, a prompt needs %lld", (long long)n_ids, (long long)take);
+        rc = lab_fail(err, KVD_E_ENCODING, "the text has %lld tokens, a prompt needs %lld", (long long)n_ids, (long long)take);
     for (int64_t i = 0; !rc && i < n_prompts; i++) {
         int64_t at = n_prompts > 1 ? (n_ids - take) * i / (n_prompts - 1) : 0;
         memcpy(out + i * n + bos, ids + at, (size_t)take * sizeof *ids);

@@ -88,10 +88,29 @@ static int write_output(const json_t *result, const char *path)
 
 /* ---- one experiment ------------------------------------------------------------------ */
 
+/* An option that this experiment would not look at is a mistake of somebody. */
+static int check_options(const cli *c, const lab_experiment *e)
+{
+    const struct {
+        unsigned takes;
+        bool given;
+        const char *name;
+    } list[] = {{LAB_TAKES_TEXT, c->file != NULL, "-f"}, {LAB_TAKES_NEW, c->n_given, "-n"}, {LAB_TAKES_POLICIES, c->policies != NULL, "--policies"},
+                {LAB_TAKES_CHUNKS, c->chunks > 0, "--chunks"}, {LAB_TAKES_CHUNKS, c->chunk_tokens > 0, "--chunk-tokens"},
+                {LAB_TAKES_CHUNKS, c->first_scored > 0, "--first-scored"}, {LAB_TAKES_TASKS, c->tasks > 0, "--tasks"}};
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
+        if (list[i].given && !(e->takes & list[i].takes))
+            return cli_fail(EXIT_USAGE, "%s means nothing to %s", list[i].name, e->name);
+    return 0;
+}
+
 /* What -- and in which file -- is wrong, before the model is loaded. */
 static int check_request(const cli *c, const lab_experiment *e, const lab *l)
 {
     bool data = e->run == lab_perplexity || e->run == lab_hellaswag;
+    int rc = check_options(c, e);
+    if (rc)
+        return rc;
     if (data && !c->file)
         return cli_fail(EXIT_USAGE, "%s needs its data: -f FILE", e->name);
     if (c->n_given && c->go.max_tokens < 1)
@@ -104,7 +123,6 @@ static int check_request(const cli *c, const lab_experiment *e, const lab *l)
     kvd_session_options o;
     kvd_error err = {0};
     char name[64];
-    int rc = 0;
     for (const char *list = c->policies; list && lab_next_policy(l, &list, &o, name, &rc, &err);)
         ;
     return rc ? cli_error("--policies", &err) : check_output(c->output);

@@ -50,9 +50,9 @@ def help_lists_all_experiments():
 @h.test
 def what_can_not_be_is_refused_before_work():
     m, text = h.tiny(), h.write("lab.txt", TEXT)
-    for args in (("lab", "-m", m), ("lab", "frobnicate", "-m", m), ("lab", "rank"), ("lab", "rank", "-m", m, "-n", "0"),
-                 ("lab", "rank", "-m", m, "-n", "-1"), ("lab", "rank", "-m", m, "-o", "x.gif"), ("lab", "rank", "-m", m, "-o", ".tsv"),
-                 ("lab", "rank", "-m", m, "--policies", "lru:3"), ("lab", "rank", "-m", m, "--policies", "window"),
+    for args in (("lab", "-m", m), ("lab", "frobnicate", "-m", m), ("lab", "rank"), ("lab", "generation", "-m", m, "-n", "0"),
+                 ("lab", "generation", "-m", m, "-n", "-1"), ("lab", "rank", "-m", m, "-o", "x.gif"), ("lab", "rank", "-m", m, "-o", ".tsv"),
+                 ("lab", "sweep", "-m", m, "--policies", "lru:3"), ("lab", "sweep", "-m", m, "--policies", "window"),
                  ("lab", "rank", "-m", m, "--policy", "full"), ("eval", "perplexity", "-m", m), ("eval", "-m", m, "-f", text),
                  ("eval", "perplexity", "-m", m, "-f", text, "--policies", "full", "--kv-tokens", "8"),
                  ("eval", "perplexity", "-m", m, "-f", text, "--first-scored", "512"), ("patch", "-m", m, "--layer", "99"),
@@ -62,6 +62,10 @@ def what_can_not_be_is_refused_before_work():
     h.refused(h.BAD_FILE, "lab", "rank", "-m", m, "-o", os.path.join(h.folder(), "absent", "x.tsv"))
     h.refused(h.BAD_FILE, "eval", "perplexity", "-m", m, "-f", "/nonexistent/text")
     h.refused(h.BAD_FILE, "lab", "rank", "-m", "/nonexistent/model")
+    # Too short a text is one that does not serve, for each that takes one.
+    short = h.write("short.txt", "too short")
+    for args in (("eval", "perplexity"), ("lab", "baselines"), ("lab", "sweep"), ("lab", "truncate"), ("lab", "latency")):
+        h.refused(h.BAD_FILE, *args, "-m", m, "-f", short, names=("tokens",))
 
 
 @h.test
@@ -120,6 +124,16 @@ def plots_are_drawn_for_any_background():
 
 
 @h.test
+def an_option_that_means_nothing_is_refused():
+    # Nothing is loaded first: there is no such model.
+    for option, value, with_it in (("-f", "x", "baselines"), ("-n", 3, "generation"), ("--policies", "full", "sweep")):
+        h.refused(h.USAGE, "lab", "rank", "-m", "absent.gguf", option, value, names=(option, "rank"))
+        h.refused(h.BAD_FILE, "lab", with_it, "-m", "absent.gguf", option, h.write("some.txt", TEXT) if option == "-f" else value, names=("absent",))
+    for data, option in (("perplexity", "--tasks"), ("hellaswag", "--chunks"), ("hellaswag", "--chunk-tokens"), ("hellaswag", "--first-scored")):
+        h.refused(h.USAGE, "eval", data, "-m", "absent.gguf", "-f", "x", option, 2, names=(option, data))
+
+
+@h.test
 def without_gnuplot_nothing_is_begun():
     empty = {"PATH": h.folder()}
     for args in (("lab", "generation", "-m", h.tiny(), "-o", os.path.join(h.folder(), "x.svg")),
@@ -132,7 +146,7 @@ def interrupted():
     # The text comes through a pipe with a name: it is read when the program listens to signals.
     fifo = os.path.join(h.folder(), "text.fifo")
     os.mkfifo(fifo)
-    command = [h.KVD, "lab", "generation", "-m", h.tiny(), "-f", fifo]
+    command = [h.KVD, "lab", "truncate", "-m", h.tiny(), "-f", fifo]
     p = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with open(fifo, "wb") as f:
         f.write(TEXT.encode())
