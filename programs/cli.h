@@ -77,6 +77,8 @@ typedef struct cli {
     kvd_rates rates; /* of --evict-to auto */
     const char *tier; /* what it will take, and how fast decoding will be, if that is known */
     double expected_tokens_s;
+    int planned;          /* for cli_learn: which of kvd_plan_tier, from 1; 0: nothing was planned */
+    const char *planned_dir; /* so.spill_dir at that time */
     const char *words[4]; /* what stands without an option */
     int n_words;
 } cli;
@@ -118,6 +120,10 @@ int cli_rates(cli *c, kvd_model *m, kvd_rates *r);
 /* What --evict-to auto needs for a context of n_tokens, the first n_prompt at once:
  * nothing where all of it can stay, else the rates. 0 or an exit code. */
 int cli_choose_tier(cli *c, kvd_model *m, int64_t n_prompt, int64_t n_tokens);
+/* What became of it: n_new tokens, the first of them from the prefill, the others in
+ * decode_s, without what their reader took. Later predictions of this machine, model
+ * and tier follow, if rates were measured and it was enough to tell. */
+void cli_learn(const cli *c, const kvd_model *m, int64_t n_prompt, int64_t n_new, double decode_s);
 
 /* First SIGINT sets a flag, the second ends the process at once. */
 void cli_catch_interrupt(void);

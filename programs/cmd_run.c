@@ -8,6 +8,7 @@
 typedef struct {
     bool print;
     bool failed; /* stdout takes no more */
+    double seconds; /* what its reader took */
 } printer;
 
 static int on_token(void *ctx, int32_t id, const char *text, size_t n)
@@ -15,8 +16,10 @@ static int on_token(void *ctx, int32_t id, const char *text, size_t n)
     printer *p = ctx;
     (void)id;
     if (p->print && n) {
+        double t0 = cli_seconds();
         cli_progress_clear();
         p->failed = !cli_put_text(stdout, text, n) || fflush(stdout);
+        p->seconds += cli_seconds() - t0;
     }
     return p->failed || cli_interrupted();
 }
@@ -134,6 +137,10 @@ static int generate(cli *c, kvd_model *m, const int32_t *ids, int64_t n)
         bool cut = cli_interrupted();
         if (cut)
             r.stop_reason = KVD_STOP_INTERRUPTED;
+        kvd_session_stats st;
+        kvd_session_get_stats(s, &st);
+        if (!st.disk_error)
+            cli_learn(c, m, n, r.n_tokens, r.decode_s - p.seconds);
         if (c->json)
             code = cli_print_json(report(m, s, &r, loaded));
         else {

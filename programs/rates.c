@@ -1,7 +1,13 @@
 /* The planner's rates, kept in the user's cache folder: a file a machine, model
- * shape and set of settings. */
+ * shape and set of settings.
+ *
+ * Two seconds of measuring see one mood of a machine: clocks, neighbours and disks
+ * change by half within minutes. So a run says how long its tokens took beside what
+ * was predicted, and the file keeps, for each tier, a factor of time that follows it
+ * halfway each time; predictions are made of the rates with these factors in them. */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,8 +26,17 @@ static void machine_name(char *out, size_t size)
     snprintf(out, size, "%s%s%s|" KVD_VERSION, cpu, *cpu ? "|" : "", host);
 }
 
-/* All that the rates depend on, as one line. */
-static void key_of(const cli *c, const kvd_model *m, char *out, size_t size)
+/* In the order of kvd_plan_tier. */
+static const char *const tiers[] = {"full", "recompute", "disk"};
+enum { FULL, RECOMPUTE, DISK, N_TIERS };
+
+typedef struct {
+    kvd_rates measured;
+    double seen[N_TIERS]; /* time that runs took beside what was measured */
+} record;
+
+/* All that the rates depend on, as one line. dir: of the disk tier, or NULL. */
+static void key_of(const cli *c, const kvd_model *m, const char *dir, char *out, size_t size)
 {
     kvd_model_info i;
     char machine[512];
@@ -29,10 +44,10 @@ static void key_of(const cli *c, const kvd_model *m, char *out, size_t size)
     int64_t n, bytes;
     kvd_model_get_info(m, &i);
     machine_name(machine, sizeof machine);
-    int len = snprintf(out, size, "%s|%s|rates 5|%d threads|chunk %d|acts %d|kv %d|%s %lld %lld %lld %lld %lld %lld %lld|%s", machine, i.isa,
+    int len = snprintf(out, size, "%s|%s|rates 6|%d threads|chunk %d|acts %d|kv %d|%s %lld %lld %lld %lld %lld %lld %lld|%s", machine, i.isa,
                        i.n_threads, c->mo.chunk_tokens, c->mo.activations_f32, (int)c->so.kv_type, i.architecture, (long long)i.n_layers,
                        (long long)i.d_model, (long long)i.n_heads, (long long)i.n_kv_heads, (long long)i.d_head, (long long)i.d_ffn,
-                       (long long)i.n_vocab, c->so.spill_dir ? c->so.spill_dir : "no disk");
+                       (long long)i.n_vocab, dir ? dir : "no disk");
     for (int k = 0; len > 0 && (size_t)len < size && kvd_model_format_share(m, k, &type, &n, &bytes); k++)
         len += snprintf(out + len, size - (size_t)len, "|%s %lld", type, (long long)bytes);
 }
@@ -56,64 +71,136 @@ static json_t *load(const char *path)
     return o;
 }
 
-static bool read_rates(const char *path, const char *key, kvd_rates *r)
+typedef struct {
+    const char *name;
+    double *value;
+} field;
+
+enum { N_FIELDS = 7 };
+
+static void fields_of(kvd_rates *r, field out[N_FIELDS])
 {
-    json_t *o = load(path), *rows = json_object_get(o, "rows"), *rows_s = json_object_get(o, "rows_s");
+    const field list[N_FIELDS] = {{"head_s", &r->head_s},
+                                  {"pair_alone_s", &r->pair_alone_s},
+                                  {"pair_chunk_s", &r->pair_chunk_s},
+                                  {"disk_pass_s", &r->disk_pass_s},
+                                  {"disk_segment_s", &r->disk_segment_s},
+                                  {"disk_read_bytes_s", &r->disk_read_bytes_s},
+                                  {"disk_write_bytes_s", &r->disk_write_bytes_s}};
+    memcpy(out, list, sizeof list);
+}
+
+/* A factor of time is believed within these. */
+static const double least_seen = 1.0 / 16, most_seen = 16;
+
+static bool read_record(const char *path, const char *key, record *x)
+{
+    json_t *o = load(path), *rows = json_object_get(o, "rows"), *rows_s = json_object_get(o, "rows_s"), *seen = json_object_get(o, "seen");
     const char *k = json_string_value(json_object_get(o, "key"));
+    kvd_rates *r = &x->measured;
+    field fields[N_FIELDS];
+    fields_of(r, fields);
     bool ok = k && !strcmp(k, key) && json_array_size(rows) == KVD_RATE_POINTS && json_array_size(rows_s) == KVD_RATE_POINTS;
     for (size_t i = 0; ok && i < KVD_RATE_POINTS; i++) {
         r->rows[i] = json_integer_value(json_array_get(rows, i));
         r->rows_s[i] = json_number_value(json_array_get(rows_s, i));
         ok = (i ? r->rows[i] > r->rows[i - 1] : r->rows[i] == 1) && r->rows_s[i] > 0 && r->rows_s[i] < 1e6;
     }
-    const struct {
-        const char *name;
-        double *value;
-    } list[] = {{"head_s", &r->head_s}, {"pair_alone_s", &r->pair_alone_s}, {"pair_chunk_s", &r->pair_chunk_s}, {"disk_pass_s", &r->disk_pass_s}, {"disk_segment_s", &r->disk_segment_s},
-                {"disk_read_bytes_s", &r->disk_read_bytes_s}, {"disk_write_bytes_s", &r->disk_write_bytes_s}};
-    for (size_t i = 0; ok && i < sizeof list / sizeof list[0]; i++) {
-        *list[i].value = json_number_value(json_object_get(o, list[i].name));
-        ok = *list[i].value >= 0 && *list[i].value < 1e15;
+    for (int i = 0; ok && i < N_FIELDS; i++) {
+        *fields[i].value = json_number_value(json_object_get(o, fields[i].name));
+        ok = *fields[i].value >= 0 && *fields[i].value < 1e15;
+    }
+    for (int i = 0; ok && i < N_TIERS; i++) {
+        x->seen[i] = json_number_value(json_object_get(seen, tiers[i]));
+        ok = x->seen[i] >= least_seen && x->seen[i] <= most_seen;
     }
     json_decref(o);
     return ok;
 }
 
 /* Whole or not at all; a cache that can not be written is no error. */
-static void write_rates(const char *path, const char *key, const kvd_rates *r)
+static void write_record(const char *path, const char *key, record *x)
 {
     struct stat st;
+    field fields[N_FIELDS];
     if (!stat(path, &st) && !S_ISREG(st.st_mode))
         return;
-    json_t *rows = json_array(), *rows_s = json_array();
+    fields_of(&x->measured, fields);
+    json_t *rows = json_array(), *rows_s = json_array(), *seen = json_object();
     for (int i = 0; i < KVD_RATE_POINTS; i++) {
-        json_array_append_new(rows, json_integer(r->rows[i]));
-        json_array_append_new(rows_s, json_real(r->rows_s[i]));
+        json_array_append_new(rows, json_integer(x->measured.rows[i]));
+        json_array_append_new(rows_s, json_real(x->measured.rows_s[i]));
     }
-    json_t *o = json_pack("{s:s, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "key", key, "rows", rows, "rows_s", rows_s, "head_s", r->head_s,
-                          "pair_alone_s", r->pair_alone_s, "pair_chunk_s", r->pair_chunk_s, "disk_pass_s", r->disk_pass_s, "disk_segment_s", r->disk_segment_s, "disk_read_bytes_s", r->disk_read_bytes_s,
-                          "disk_write_bytes_s", r->disk_write_bytes_s);
+    for (int i = 0; i < N_TIERS; i++)
+        json_object_set_new(seen, tiers[i], json_real(x->seen[i]));
+    json_t *o = json_pack("{s:s, s:o, s:o, s:o}", "key", key, "rows", rows, "rows_s", rows_s, "seen", seen);
+    for (int i = 0; o && i < N_FIELDS; i++)
+        json_object_set_new(o, fields[i].name, json_real(*fields[i].value));
     if (o) /* none: a folder's name that is no UTF-8 can not be in the key */
         lab_file_json(path, o, JSON_INDENT(1), NULL);
     json_decref(o);
+}
+
+/* The rates with what runs have shown. What belongs to decoding with all in memory, to
+ * many rows, and to the disk is disjoint; the other tiers use the first too, and their
+ * own factors say what is left. */
+static kvd_rates expected(const record *x)
+{
+    kvd_rates r = x->measured;
+    r.rows_s[0] *= x->seen[FULL];
+    r.head_s *= x->seen[FULL];
+    r.pair_alone_s *= x->seen[FULL];
+    for (int i = 1; i < KVD_RATE_POINTS; i++)
+        r.rows_s[i] *= x->seen[RECOMPUTE];
+    r.pair_chunk_s *= x->seen[RECOMPUTE];
+    r.disk_pass_s *= x->seen[DISK];
+    r.disk_segment_s *= x->seen[DISK];
+    r.disk_read_bytes_s /= x->seen[DISK];
+    return r;
 }
 
 int cli_rates(cli *c, kvd_model *m, kvd_rates *r)
 {
     char key[4096], path[4300];
     kvd_error err;
-    key_of(c, m, key, sizeof key);
+    record x = {.seen = {1, 1, 1}};
+    key_of(c, m, c->so.spill_dir, key, sizeof key);
     file_of(c, key, path, sizeof path);
-    *r = (kvd_rates){0};
-    if (!c->recalibrate && *c->cache_dir && read_rates(path, key, r))
-        return 0;
-    if (!c->quiet)
-        fprintf(stderr, "kvd: measuring this machine (once a model; --recalibrate does it again)\n");
-    if (kvd_calibrate(m, &c->so, r, &err))
-        return cli_error("calibration", &err);
-    if (*c->cache_dir)
-        write_rates(path, key, r);
+    if (c->recalibrate || !*c->cache_dir || !read_record(path, key, &x)) {
+        x = (record){.seen = {1, 1, 1}};
+        if (!c->quiet)
+            fprintf(stderr, "kvd: measuring this machine (once a model; --recalibrate does it again)\n");
+        if (kvd_calibrate(m, &c->so, &x.measured, &err))
+            return cli_error("calibration", &err);
+        if (*c->cache_dir)
+            write_record(path, key, &x);
+    }
+    *r = expected(&x);
     return 0;
+}
+
+void cli_learn(const cli *c, const kvd_model *m, int64_t n_prompt, int64_t n_new, double decode_s)
+{
+    char key[4096], path[4300];
+    record x;
+    int tier = c->planned - 1;
+    if (tier < 0 || n_new < 16 || !(decode_s > 0) || !*c->cache_dir)
+        return;
+    kvd_session_options o = c->so;
+    o.spill_dir = c->planned_dir;
+    key_of(c, m, o.spill_dir, key, sizeof key);
+    file_of(c, key, path, sizeof path);
+    if (!read_record(path, key, &x))
+        return;
+    int64_t now, peak, budget;
+    kvd_rates r = expected(&x);
+    kvd_tier_plan t;
+    kvd_memory_context(m, &now, &peak, &budget);
+    if (!kvd_plan_tier(m, &o, &r, n_prompt, n_new, budget, tier, &t) || !t.fits)
+        return;
+    double ratio = decode_s / (double)(n_new - 1) * t.decode_tokens_per_s, f = x.seen[tier] * sqrt(ratio < 0.25 ? 0.25 : ratio > 4 ? 4 : ratio);
+    x.seen[tier] = f < least_seen ? least_seen : f > most_seen ? most_seen : f;
+    write_record(path, key, &x);
 }
 
 int cli_choose_tier(cli *c, kvd_model *m, int64_t n_prompt, int64_t n_tokens)
@@ -125,10 +212,12 @@ int cli_choose_tier(cli *c, kvd_model *m, int64_t n_prompt, int64_t n_tokens)
         return 0;
     full.policy = KVD_POLICY_FULL;
     full.kv_tokens = -1;
+    c->planned_dir = c->so.spill_dir;
     kvd_memory_context(m, &now, &peak, &budget);
     kvd_plan_session(m, &full, n_prompt, n_tokens, budget, &plan);
     if (c->so.kv_tokens < 0 && plan.full_bytes <= budget) {
         c->so.spill_dir = NULL;
+        c->planned = FULL + 1;
         return 0;
     }
     int rc = cli_rates(c, m, &c->rates);
@@ -137,6 +226,7 @@ int cli_choose_tier(cli *c, kvd_model *m, int64_t n_prompt, int64_t n_tokens)
     for (int i = 0; !rc && kvd_plan_tier(m, &c->so, &c->rates, n_prompt, n_tokens - n_prompt, budget, i, &t); i++)
         if (t.chosen) {
             c->tier = t.name;
+            c->planned = i + 1;
             c->expected_tokens_s = t.decode_tokens_per_s;
         }
     return rc;

@@ -326,7 +326,7 @@ typedef struct kvd_plan {
 KVD_API void kvd_plan_session(const kvd_model *m, const kvd_session_options *o, int64_t n_prompt, int64_t n_tokens,
                               int64_t budget_bytes, kvd_plan *plan);
 
-/* Measure the rates, in about a second: passes over few rows, attention over made-up
+/* Measure the rates, in some two seconds: passes over few rows, attention over made-up
  * blocks, and o->spill_dir if there is one. One computing call at a time per model. */
 KVD_API int kvd_calibrate(kvd_model *m, const kvd_session_options *o, kvd_rates *rates, kvd_error *err);
 

@@ -22,7 +22,7 @@
 #include "model/steps.h"
 
 /* So much is written and read at most, and for so long; a slow disk is known sooner. */
-enum { DISK_BYTES = 24 << 20 };
+enum { DISK_BYTES = 24 << 20, MOST_ROUNDS = 24 };
 #define WRITE_SECONDS 0.2
 #define READ_SECONDS 0.8
 
@@ -145,7 +145,7 @@ static bool prepare(reading *x, disk *d, int64_t n_blocks, int64_t segment_block
 static bool measure_reads(reading *x, int n_kinds)
 {
     int n = 0;
-    for (double t, t0 = kvd__seconds(); n < 3 || kvd__seconds() - t0 < READ_SECONDS; n++)
+    for (double t, t0 = kvd__seconds(); n < 3 || (n < MOST_ROUNDS && kvd__seconds() - t0 < READ_SECONDS); n++)
         for (int i = 0; i < n_kinds; i++) {
             if (x[i].n_blocks && !disk_pass(x[i].d, x[i].n_blocks, &t))
                 return false;

@@ -368,7 +368,8 @@ def a_spoilt_cache_is_measured_again():
         good = json.load(f)
     spoilt = [b"", b"{", b"[]", b"null", b"\xff\xfe", b"{}" * 9, json.dumps({**good, "key": "another"}).encode()]
     for change in ({"rows": [0, 1, 2, 3, 4]}, {"rows": [5, 4, 3, 2, 1]}, {"rows": [2, 4, 16, 64, 256]}, {"rows": []}, {"rows_s": [1, 2, 3, 4, 0]},
-                   {"rows_s": [1e300] * 5}, {"rows_s": "x"}, {"head_s": -1}, {"disk_read_bytes_s": 1e300}):
+                   {"rows_s": [1e300] * 5}, {"rows_s": "x"}, {"head_s": -1}, {"disk_read_bytes_s": 1e300}, {"seen": {}}, {"seen": [1, 1, 1]},
+                   {"seen": {**good["seen"], "disk": 0}}, {"seen": {**good["seen"], "full": 1e9}}):
         spoilt.append(json.dumps({**good, **change}).encode())
     for data in spoilt:
         with open(files[0], "wb") as f:
@@ -380,6 +381,42 @@ def a_spoilt_cache_is_measured_again():
     os.unlink(files[0])
     os.mkfifo(files[0])
     h.check("measuring" in plan(env=env, expect=h.DONE).err, "a pipe was believed")
+
+
+@h.test
+def runs_teach_the_plan():
+    env, model = cache("taught"), h.tiny()
+    full = h.run_json(model, *ARGS, "--policy", "full")
+    for budget in (full["kv"]["peak_bytes"] * 3 // 4, 1 << 30):
+        # Measured first: by a plan of the same settings, for a context of the same length.
+        args = ("--spill-dir", spill_folder(), "--kv-budget", budget, "--json")
+        asked = ("plan", "-m", model, "--threads", 2, "--context", full["prompt_tokens"] + 40, "-n", 40, *args)
+        tiers = h.kvd(*asked, "--recalibrate", env=env, expect=h.DONE).json()["tiers"]
+        chosen = [t for t in tiers if t["chosen"]][0]
+        path, = glob.glob(os.path.join(env["XDG_CACHE_HOME"], "kvd", "rates-*.json"))
+
+        def seen():
+            with open(path, encoding="utf-8") as f:
+                return json.load(f)["seen"]
+
+        h.equal(seen(), {"full": 1, "recompute": 1, "disk": 1}, "before")
+        h.equal(h.kvd("run", "-m", model, *ARGS, "-n", 8, *args, env=env, expect=h.DONE).json()["generated_tokens"], 8)
+        h.equal(seen(), {"full": 1, "recompute": 1, "disk": 1}, "after too few tokens")
+        h.kvd("run", "-m", model, *ARGS, "-n", 40, *args, env=env, expect=h.DONE)
+        after = seen()
+        h.equal([t for t in after if after[t] != 1], [chosen["tier"]], "what was taught")
+        h.kvd("run", "-m", model, *ARGS, "-n", 40, *args, "--policy", "full", env=env)
+        h.kvd("run", "-m", model, *ARGS, "-n", 40, *args, "--evict-to", "recompute", env=env)
+        h.equal(seen(), after, "by a run that follows no plan")
+        # Slower runs, a slower prediction.
+        with open(path, encoding="utf-8") as f:
+            value = json.load(f)
+        value["seen"][chosen["tier"]] = 16
+        with open(path, "w", encoding="utf-8") as f:
+            json.dump(value, f)
+        now = {t["tier"]: t for t in h.kvd(*asked, env=env, expect=h.DONE).json()["tiers"]}[chosen["tier"]]
+        h.check(now["decode_tokens_per_s"] < chosen["decode_tokens_per_s"], f"{now} after {chosen}")
+        os.unlink(path)
 
 
 @h.test
