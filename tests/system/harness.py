@@ -138,18 +138,21 @@ def watch(result):
     return result
 
 
+def environment(more=None):
+    """Ours with a cache folder that is not the user's: rates of this machine, spill files."""
+    return {**os.environ, "XDG_CACHE_HOME": os.path.join(folder(), "cache"), **(more or {})}
+
+
 def kvd(*args, stdin=b"", env=None, expect=None, **popen):
     """Run the program to its end. expect: the exit code; a refusal must then be one line on stderr."""
     command = [KVD, *map(str, args)]
-    # Not the user's cache: rates of this machine, spill files.
-    environment = {**os.environ, "XDG_CACHE_HOME": os.path.join(folder(), "cache"), **(env or {})}
     if isinstance(stdin, bytes):
         popen["input"] = stdin
     else:
         popen["stdin"] = stdin
     popen.setdefault("stdout", subprocess.PIPE)
     try:
-        done = subprocess.run(command, stderr=subprocess.PIPE, env=environment, timeout=TIMEOUT_S, **popen)
+        done = subprocess.run(command, stderr=subprocess.PIPE, env=environment(env), timeout=TIMEOUT_S, **popen)
     except subprocess.TimeoutExpired:
         raise Failure(f"hangs: {' '.join(command)}")
     result = watch(Result(command, done.returncode, done.stdout or b"", done.stderr.decode(errors="replace")))
@@ -165,7 +168,7 @@ def start_unread(*args, stdin=subprocess.DEVNULL):
     command = [KVD, *map(str, args)]
     read_end, write_end = os.pipe()
     fcntl.fcntl(write_end, 1031, 4096)  # F_SETPIPE_SZ
-    p = subprocess.Popen(command, stdin=stdin, stdout=write_end, stderr=subprocess.PIPE, bufsize=0)
+    p = subprocess.Popen(command, stdin=stdin, stdout=write_end, stderr=subprocess.PIPE, bufsize=0, env=environment())
     os.close(write_end)
     return command, p, read_end
 

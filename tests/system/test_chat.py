@@ -437,9 +437,7 @@ class Terminal:
         self.at = 0
         pid, self.fd = pty.fork()
         if pid == 0:
-            os.environ["TERM"] = term
-            os.environ["HOME"] = h.folder()
-            os.execv(self.command[0], self.command)
+            os.execve(self.command[0], self.command, h.environment({"TERM": term, "HOME": h.folder()}))
         self.pid = pid
 
     def read(self, until):

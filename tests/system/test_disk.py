@@ -140,7 +140,7 @@ def a_relative_folder_is_that_of_the_start():
 def two_processes_share_a_folder():
     full = h.run_json(h.tiny(), *ARGS, "--policy", "full")
     command = [h.KVD, "run", "-m", h.tiny(), "--json", *ARGS, "--kv-tokens", "32", "--evict-to", "disk", "--spill-dir", spill_folder()]
-    both = [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+    both = [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=h.environment()) for _ in range(2)]
     for p in both:
         out, err = p.communicate(timeout=h.TIMEOUT_S)
         h.equal(p.returncode, h.DONE, f"exit: {err}")

@@ -147,7 +147,7 @@ def interrupted():
     fifo = os.path.join(h.folder(), "text.fifo")
     os.mkfifo(fifo)
     command = [h.KVD, "lab", "truncate", "-m", h.tiny(), "-f", fifo]
-    p = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    p = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=h.environment())
     with open(fifo, "wb") as f:
         f.write(TEXT.encode())
         f.flush()

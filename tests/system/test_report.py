@@ -235,7 +235,7 @@ def killed_and_run_again_it_goes_on():
         command = [h.KVD, "report", "-m", h.tiny(), "-o", folder, "--quick", "--threads", "1", "-f", h.write("report.txt", TEXT),
                    "--hellaswag", h.write("tasks.txt", TASKS)]
         p = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                             env={**os.environ, "XDG_CACHE_HOME": os.path.join(h.folder(), "cache")})
+                             env=h.environment())
         for _ in range(3):
             h.check(p.stderr.readline().startswith("kvd: ["), "a line for each experiment")
         p.send_signal(sig)

@@ -174,7 +174,7 @@ def nothing_but_numeric_errors():
 def interrupted():
     for more in ((), ("--json",)):
         command = [h.KVD, "verify", "-m", h.tiny(), "--full", "--cpu", "scalar", *more]
-        p = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        p = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=h.environment())
         first = b"" if more else p.stdout.read(1)  # it has begun, and is far from done
         p.send_signal(signal.SIGINT)
         out, err = p.communicate(timeout=h.TIMEOUT_S)
