@@ -120,10 +120,10 @@ int cli_rates(cli *c, kvd_model *m, kvd_rates *r);
 /* What --evict-to auto needs for a context of n_tokens, the first n_prompt at once:
  * nothing where all of it can stay, else the rates. 0 or an exit code. */
 int cli_choose_tier(cli *c, kvd_model *m, int64_t n_prompt, int64_t n_tokens);
-/* What became of it: n_new tokens, the first of them from the prefill, the others in
- * decode_s, without what their reader took. Later predictions of this machine, model
- * and tier follow, if rates were measured and it was enough to tell. */
-void cli_learn(const cli *c, const kvd_model *m, int64_t n_prompt, int64_t n_new, double decode_s);
+/* What became of it, in a session of its own: n_new tokens, the first of them from the
+ * prefill, the others in decode_s, without what their reader took. Later predictions
+ * follow, if rates were measured and it was enough to tell. */
+void cli_learn(const cli *c, const kvd_model *m, const kvd_session_stats *st, int64_t n_prompt, int64_t n_new, double decode_s);
 
 /* First SIGINT sets a flag, the second ends the process at once. */
 void cli_catch_interrupt(void);

@@ -194,7 +194,8 @@ static void list_experiments(void)
 {
     puts("usage: kvd lab NAME -m MODEL [options]\nexperiments (section or figure of arXiv 2603.19664):");
     for (const lab_experiment *e = lab_experiments; e->name; e++)
-        printf("  %-12s %-14s %s\n", e->name, e->paper, e->what);
+        printf("  %-12s %-14s %s%s%s%s\n", e->name, e->paper, e->what, e->takes & LAB_TAKES_TEXT ? "; -f" : "", e->takes & LAB_TAKES_NEW ? "; -n" : "",
+               e->takes & LAB_TAKES_POLICIES ? "; --policies" : "");
     puts("kvd patch and kvd eval have more options for patch, perplexity and hellaswag.");
 }
 

@@ -14,12 +14,11 @@ typedef struct {
 static int on_token(void *ctx, int32_t id, const char *text, size_t n)
 {
     printer *p = ctx;
-    (void)id;
     if (p->print && n) {
         double t0 = cli_seconds();
         cli_progress_clear();
         p->failed = !cli_put_text(stdout, text, n) || fflush(stdout);
-        p->seconds += cli_seconds() - t0;
+        p->seconds += id < 0 ? 0 : cli_seconds() - t0; /* the rest of the text comes when the clock has stopped */
     }
     return p->failed || cli_interrupted();
 }
@@ -139,8 +138,7 @@ static int generate(cli *c, kvd_model *m, const int32_t *ids, int64_t n)
             r.stop_reason = KVD_STOP_INTERRUPTED;
         kvd_session_stats st;
         kvd_session_get_stats(s, &st);
-        if (!st.disk_error)
-            cli_learn(c, m, n, r.n_tokens, r.decode_s - p.seconds);
+        cli_learn(c, m, &st, n, r.n_tokens, r.decode_s - p.seconds);
         if (c->json)
             code = cli_print_json(report(m, s, &r, loaded));
         else {

@@ -2,9 +2,9 @@
  * shape and set of settings.
  *
  * Two seconds of measuring see one mood of a machine: clocks, neighbours and disks
- * change by half within minutes. So a run says how long its tokens took beside what
- * was predicted, and the file keeps, for each tier, a factor of time that follows it
- * halfway each time; predictions are made of the rates with these factors in them. */
+ * change by half within minutes. So a run says how long its tokens took, and the file
+ * keeps factors of time, which go halfway to what would have predicted it; predictions
+ * are made of the rates with these factors in them. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <math.h>
@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "cli.h"
@@ -32,7 +33,7 @@ enum { FULL, RECOMPUTE, DISK, N_TIERS };
 
 typedef struct {
     kvd_rates measured;
-    double seen[N_TIERS]; /* time that runs took beside what was measured */
+    double seen[N_TIERS]; /* time that runs took beside what was measured, see expected() */
 } record;
 
 /* All that the rates depend on, as one line. dir: of the disk tier, or NULL. */
@@ -104,11 +105,12 @@ static bool read_record(const char *path, const char *key, record *x)
     for (size_t i = 0; ok && i < KVD_RATE_POINTS; i++) {
         r->rows[i] = json_integer_value(json_array_get(rows, i));
         r->rows_s[i] = json_number_value(json_array_get(rows_s, i));
-        ok = (i ? r->rows[i] > r->rows[i - 1] : r->rows[i] == 1) && r->rows_s[i] > 0 && r->rows_s[i] < 1e6;
+        ok = (i ? r->rows[i] > r->rows[i - 1] : r->rows[i] == 1) && r->rows_s[i] > 1e-12 && r->rows_s[i] < 1e6;
     }
     for (int i = 0; ok && i < N_FIELDS; i++) {
-        *fields[i].value = json_number_value(json_object_get(o, fields[i].name));
-        ok = *fields[i].value >= 0 && *fields[i].value < 1e15;
+        const json_t *v = json_object_get(o, fields[i].name);
+        *fields[i].value = json_number_value(v);
+        ok = json_is_number(v) && *fields[i].value >= 0 && *fields[i].value < 1e15;
     }
     for (int i = 0; ok && i < N_TIERS; i++) {
         x->seen[i] = json_number_value(json_object_get(seen, tiers[i]));
@@ -159,6 +161,14 @@ static kvd_rates expected(const record *x)
     return r;
 }
 
+/* No disk tier was to be had there: it was full, or failed. Should it be tried again? */
+static bool may_serve_now(const char *dir)
+{
+    struct statfs fs;
+    return !statfs(dir, &fs) && (unsigned long)fs.f_type != 0x01021994ul /* tmpfs */ && (unsigned long)fs.f_type != 0x858458f6ul /* ramfs */ &&
+           (double)fs.f_bavail * (double)fs.f_bsize >= 64e6;
+}
+
 int cli_rates(cli *c, kvd_model *m, kvd_rates *r)
 {
     char key[4096], path[4300];
@@ -166,7 +176,10 @@ int cli_rates(cli *c, kvd_model *m, kvd_rates *r)
     record x = {.seen = {1, 1, 1}};
     key_of(c, m, c->so.spill_dir, key, sizeof key);
     file_of(c, key, path, sizeof path);
-    if (c->recalibrate || !*c->cache_dir || !read_record(path, key, &x)) {
+    bool known = !c->recalibrate && *c->cache_dir && read_record(path, key, &x);
+    if (known && c->so.spill_dir && x.measured.disk_read_bytes_s <= 0 && may_serve_now(c->so.spill_dir))
+        known = false;
+    if (!known) {
         x = (record){.seen = {1, 1, 1}};
         if (!c->quiet)
             fprintf(stderr, "kvd: measuring this machine (once a model; --recalibrate does it again)\n");
@@ -179,27 +192,72 @@ int cli_rates(cli *c, kvd_model *m, kvd_rates *r)
     return 0;
 }
 
-void cli_learn(const cli *c, const kvd_model *m, int64_t n_prompt, int64_t n_new, double decode_s)
+/* A run that was planned, and what is asked of its plan. */
+typedef struct {
+    const kvd_model *m;
+    const kvd_session_options *o;
+    int64_t n_prompt, n_new, budget;
+    int tier;
+} planned_run;
+
+/* Seconds a token of decode if the factor of a tier were f. 0: it does not fit. */
+static double seconds(const planned_run *run, record x, int teach, double f)
+{
+    kvd_tier_plan t;
+    x.seen[teach] = f;
+    kvd_rates r = expected(&x);
+    return kvd_plan_tier(run->m, run->o, &r, run->n_prompt, run->n_new, run->budget, run->tier, &t) && t.fits ? 1 / t.decode_tokens_per_s : 0;
+}
+
+/* The factor, the nearest to the one there is and no further than twice or half of it,
+ * that would have predicted what was seen. Where the prediction does not depend on it,
+ * because something else takes the time, it stays. */
+static double solve(const planned_run *run, const record *x, int teach, double seen)
+{
+    double near = x->seen[teach], far = near * (seconds(run, *x, teach, near) < seen ? 2 : 0.5);
+    double at_near = seconds(run, *x, teach, near), at_far = seconds(run, *x, teach, far);
+    bool slower = far > near;
+    if (slower ? at_far <= at_near : at_far >= at_near)
+        return near;
+    if (slower ? seen > at_far : seen < at_far)
+        seen = at_far;
+    for (int i = 0; i < 40; i++) {
+        double mid = sqrt(near * far), at = seconds(run, *x, teach, mid);
+        *((slower ? at < seen : at > seen) ? &near : &far) = mid;
+    }
+    return near;
+}
+
+/* Which factor a run speaks of: that of the disk if it was waited for, that of many rows
+ * if any were recomputed; else that of decoding with all in memory. */
+static int what_it_teaches(int tier, const kvd_session_stats *st, double decode_s)
+{
+    if (tier == DISK && st->disk_wait_s > 0.1 * decode_s)
+        return DISK;
+    return tier == RECOMPUTE && st->recomputed_tokens > 0 ? RECOMPUTE : FULL;
+}
+
+void cli_learn(const cli *c, const kvd_model *m, const kvd_session_stats *st, int64_t n_prompt, int64_t n_new, double decode_s)
 {
     char key[4096], path[4300];
     record x;
-    int tier = c->planned - 1;
-    if (tier < 0 || n_new < 16 || !(decode_s > 0) || !*c->cache_dir)
-        return;
+    int64_t now, peak;
     kvd_session_options o = c->so;
     o.spill_dir = c->planned_dir;
+    planned_run run = {.m = m, .o = &o, .n_prompt = n_prompt, .n_new = n_new, .tier = c->planned - 1};
+    if (run.tier < 0 || n_new < 16 || !(decode_s > 0) || st->disk_error || !*c->cache_dir)
+        return;
     key_of(c, m, o.spill_dir, key, sizeof key);
     file_of(c, key, path, sizeof path);
-    if (!read_record(path, key, &x))
+    kvd_memory_context(m, &now, &peak, &run.budget);
+    if (!read_record(path, key, &x) || !(seconds(&run, x, FULL, x.seen[FULL]) > 0))
         return;
-    int64_t now, peak, budget;
-    kvd_rates r = expected(&x);
-    kvd_tier_plan t;
-    kvd_memory_context(m, &now, &peak, &budget);
-    if (!kvd_plan_tier(m, &o, &r, n_prompt, n_new, budget, tier, &t) || !t.fits)
-        return;
-    double ratio = decode_s / (double)(n_new - 1) * t.decode_tokens_per_s, f = x.seen[tier] * sqrt(ratio < 0.25 ? 0.25 : ratio > 4 ? 4 : ratio);
-    x.seen[tier] = f < least_seen ? least_seen : f > most_seen ? most_seen : f;
+    int teach = what_it_teaches(run.tier, st, decode_s);
+    double f = sqrt(x.seen[teach] * solve(&run, &x, teach, decode_s / (double)(n_new - 1)));
+    x.seen[teach] = f < least_seen ? least_seen : f > most_seen ? most_seen : f;
+    for (int i = RECOMPUTE; i < N_TIERS; i++)
+        if (i != run.tier) /* not tried: what was seen fades, or a disturbed run would rule it out for ever */
+            x.seen[i] = pow(x.seen[i], 0.9);
     write_record(path, key, &x);
 }
 
@@ -215,12 +273,14 @@ int cli_choose_tier(cli *c, kvd_model *m, int64_t n_prompt, int64_t n_tokens)
     c->planned_dir = c->so.spill_dir;
     kvd_memory_context(m, &now, &peak, &budget);
     kvd_plan_session(m, &full, n_prompt, n_tokens, budget, &plan);
-    if (c->so.kv_tokens < 0 && plan.full_bytes <= budget) {
+    bool all_fits = c->so.kv_tokens < 0 && plan.full_bytes <= budget;
+    int rc = all_fits && !c->recalibrate ? 0 : cli_rates(c, m, &c->rates);
+    if (all_fits) {
+        c->rates = (kvd_rates){0};
         c->so.spill_dir = NULL;
         c->planned = FULL + 1;
-        return 0;
+        return rc;
     }
-    int rc = cli_rates(c, m, &c->rates);
     kvd_tier_plan t;
     c->so.rates = &c->rates;
     for (int i = 0; !rc && kvd_plan_tier(m, &c->so, &c->rates, n_prompt, n_tokens - n_prompt, budget, i, &t); i++)

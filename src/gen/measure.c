@@ -21,8 +21,9 @@
 #include "gen/sampler.h"
 #include "model/steps.h"
 
-/* So much is written and read at most, and for so long; a slow disk is known sooner. */
-enum { DISK_BYTES = 24 << 20, MOST_ROUNDS = 24 };
+/* So much is written at most, and for so long; a slow disk is known sooner, and where there
+ * is no room for it a part of it will do. */
+enum { DISK_BYTES = 24 << 20, LEAST_BYTES = 3 << 20, MOST_ROUNDS = 24 };
 #define WRITE_SECONDS 0.2
 #define READ_SECONDS 0.8
 
@@ -67,8 +68,8 @@ static void close_disk(disk *d)
     kvd__ledger_destroy(&d->own);
 }
 
-/* A file with blocks in it, column by column. False: there is no disk to be had. */
-static bool open_disk(disk *d, const char *dir, int64_t segment_blocks)
+/* A file of so many bytes of blocks, column by column. False: there is no disk to be had. */
+static bool open_disk(disk *d, const char *dir, int64_t bytes, int64_t segment_blocks)
 {
     const kvd_kv_shape *shape = d->shape;
     int64_t block = kvd__kv_block_bytes(shape), most = (d->m->config.n_ctx - 1) / KVD__BLOCK;
@@ -77,7 +78,7 @@ static bool open_disk(disk *d, const char *dir, int64_t segment_blocks)
     kvd__spill_defaults(&o);
     o.dir = dir;
     o.segment_blocks = segment_blocks;
-    o.max_blocks = DISK_BYTES / (block * shape->n_layers) + 4;
+    o.max_blocks = bytes / (block * shape->n_layers) + 4;
     o.max_blocks = o.max_blocks < most ? o.max_blocks : most;
     if (!d->own || !(d->block = make_block(d->own, block)) ||
         !(d->ids = kvd__alloc_array(d->own, KVD_ACC_HOST, (size_t)(o.max_blocks * KVD__BLOCK + 1), sizeof *d->ids, NULL)) ||
@@ -175,24 +176,32 @@ static void solve(const reading *x, kvd_rates *r)
     r->disk_read_bytes_s = large->bytes / (large_s - a * large->segments);
 }
 
+static bool measure_files(disk *large, disk *small, const char *dir, int64_t bytes, kvd_rates *r)
+{
+    const int64_t most = kvd__disk_largest_segment(large->shape), least = KVD__TILE_BLOCKS;
+    reading kinds[3];
+    if (!open_disk(large, dir, bytes, most) || !open_disk(small, dir, bytes, least))
+        return false;
+    int64_t part = large->n / 2 / most * most;
+    part = part ? part : most <= large->n * 3 / 4 ? most : 0;
+    if (!prepare(&kinds[0], large, large->n, most) || !prepare(&kinds[1], small, small->n, least) || !prepare(&kinds[2], large, part, most) ||
+        !measure_reads(kinds, 3))
+        return false;
+    solve(kinds, r);
+    r->disk_write_bytes_s = (double)((large->n + small->n) * kvd__kv_block_bytes(large->shape) * large->shape->n_layers) / (large->write_s + small->write_s);
+    return true;
+}
+
 /* A folder that does not serve gives rates of 0, not an error: there is no disk tier. */
 static void measure_disk(kvd_model *m, const kvd_kv_shape *shape, kvd_kvtype stream_type, const char *dir, kvd_rates *r)
 {
-    const int64_t most = kvd__disk_largest_segment(shape), least = KVD__TILE_BLOCKS;
-    disk large = {.m = m, .shape = shape, .stream_type = stream_type}, small = large;
-    reading kinds[3];
-    if (open_disk(&large, dir, most) && open_disk(&small, dir, least)) {
-        int64_t part = large.n / 2 / most * most;
-        part = part ? part : most <= large.n * 3 / 4 ? most : 0;
-        if (prepare(&kinds[0], &large, large.n, most) && prepare(&kinds[1], &small, small.n, least) &&
-            prepare(&kinds[2], &large, part, most) && measure_reads(kinds, 3)) {
-            solve(kinds, r);
-            r->disk_write_bytes_s =
-                (double)((large.n + small.n) * kvd__kv_block_bytes(shape) * shape->n_layers) / (large.write_s + small.write_s);
-        }
+    bool done = false;
+    for (int64_t bytes = DISK_BYTES; !done && bytes >= LEAST_BYTES; bytes /= 2) {
+        disk large = {.m = m, .shape = shape, .stream_type = stream_type}, small = large;
+        done = measure_files(&large, &small, dir, bytes, r);
+        close_disk(&large);
+        close_disk(&small);
     }
-    close_disk(&large);
-    close_disk(&small);
 }
 
 /* ---- all of it ------------------------------------------------------------------------ */

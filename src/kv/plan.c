@@ -155,6 +155,8 @@ kvd_tier kvd__plan_choose(const kvd_plan_of_tier plans[KVD_TIER_COUNT], int64_t 
 {
     kvd_tier best = KVD_TIER_COUNT;
     double least = 0;
+    if (plans[KVD_TIER_FULL].fits) /* nothing is evicted, whatever noise says */
+        return KVD_TIER_FULL;
     for (int i = 0; i < KVD_TIER_COUNT; i++) {
         if (!plans[i].fits)
             continue;

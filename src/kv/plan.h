@@ -56,7 +56,8 @@ double kvd__rows_seconds(const kvd_plan_rates *r, int64_t n_rows);
 void kvd__plan_tiers(const kvd_kv_shape *s, const kvd_limits *lim, const kvd_plan_rates *r, const kvd_spill_options *spill,
                      int64_t n_prompt, int64_t n_new, kvd_plan_of_tier plans[KVD_TIER_COUNT]);
 
-/* The tier with the least time for prompt and answer; KVD_TIER_COUNT if none fits. */
+/* Full if it fits, else the tier with the least time for prompt and answer;
+ * KVD_TIER_COUNT if none fits. */
 kvd_tier kvd__plan_choose(const kvd_plan_of_tier plans[KVD_TIER_COUNT], int64_t n_new);
 
 const char *kvd__tier_name(kvd_tier t);

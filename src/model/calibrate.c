@@ -1,5 +1,5 @@
 /* Calibration: the rates that the planner works with, measured on this machine
- * with this model's own shapes and formats, in about a second. Passes run without
+ * with this model's own shapes and formats, in a second or two. Passes run without
  * resident blocks over a few hundred rows; what they take does not grow with any
  * context and is not the budget's, so it has a ledger of its own. */
 #include <string.h>

@@ -26,6 +26,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -174,8 +175,11 @@ def start_unread(*args, stdin=subprocess.DEVNULL):
 
 
 def wait_until(p, condition):
+    """Until it holds or the process has ended."""
+    give_up = time.monotonic() + TIMEOUT_S
     while p.poll() is None and not condition():
-        pass
+        check(time.monotonic() < give_up, "hangs")
+        os.sched_yield()
 
 
 def pending(p, sig):

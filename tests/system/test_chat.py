@@ -440,19 +440,23 @@ class Terminal:
             os.execve(self.command[0], self.command, h.environment({"TERM": term, "HOME": h.folder()}))
         self.pid = pid
 
+    def more(self, wanted):
+        """What there is, at least a byte."""
+        if not select.select([self.fd], [], [], h.TIMEOUT_S)[0]:
+            raise h.Failure(f"no {wanted} in {self.out[-500:]!r}")
+        try:
+            part = os.read(self.fd, 65536)
+        except OSError:
+            part = b""
+        if not part:
+            raise h.Failure(f"ended before {wanted}: {self.out[-500:]!r}")
+        self.out += part
+
     def read(self, until):
         """Output up to the next occurrence of a text."""
         begin = self.at
         while until not in self.out[begin:]:
-            if not select.select([self.fd], [], [], h.TIMEOUT_S)[0]:
-                raise h.Failure(f"no {until!r} in {self.out[-500:]!r}")
-            try:
-                part = os.read(self.fd, 65536)
-            except OSError:
-                part = b""
-            if not part:
-                raise h.Failure(f"ended before {until!r}: {self.out[-500:]!r}")
-            self.out += part
+            self.more(repr(until))
         self.at = self.out.index(until, begin) + len(until)
         return self.out[begin:self.at]
 
@@ -539,7 +543,7 @@ def ctrl_c_stops_an_answer_at_a_terminal():
     t.send(b"hello\n")
     t.read(b"hello\r\n")
     while len(t.out) < 4000:  # the answer has begun: no progress bar is so long
-        t.out += os.read(t.fd, 4096)
+        t.more("answer")
     t.send(b"\x03")
     t.read(b"kvd: stopped")
     t.read(b"> ")

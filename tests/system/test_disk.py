@@ -368,7 +368,7 @@ def a_spoilt_cache_is_measured_again():
         good = json.load(f)
     spoilt = [b"", b"{", b"[]", b"null", b"\xff\xfe", b"{}" * 9, json.dumps({**good, "key": "another"}).encode()]
     for change in ({"rows": [0, 1, 2, 3, 4]}, {"rows": [5, 4, 3, 2, 1]}, {"rows": [2, 4, 16, 64, 256]}, {"rows": []}, {"rows_s": [1, 2, 3, 4, 0]},
-                   {"rows_s": [1e300] * 5}, {"rows_s": "x"}, {"head_s": -1}, {"disk_read_bytes_s": 1e300}, {"seen": {}}, {"seen": [1, 1, 1]},
+                   {"rows_s": [1e300] * 5}, {"rows_s": "x"}, {"head_s": -1}, {"disk_read_bytes_s": 1e300}, {"rows_s": [1e-300] * 5}, {"head_s": None}, {"disk_read_bytes_s": "x"}, {"seen": {}}, {"seen": [1, 1, 1]},
                    {"seen": {**good["seen"], "disk": 0}}, {"seen": {**good["seen"], "full": 1e9}}):
         spoilt.append(json.dumps({**good, **change}).encode())
     for data in spoilt:
@@ -383,40 +383,92 @@ def a_spoilt_cache_is_measured_again():
     h.check("measuring" in plan(env=env, expect=h.DONE).err, "a pipe was believed")
 
 
+class Rates:
+    """The file of rates in a cache folder of its own."""
+
+    def __init__(self, name):
+        self.env = cache(name)
+
+    def path(self):
+        found, = glob.glob(os.path.join(self.env["XDG_CACHE_HOME"], "kvd", "rates-*.json"))
+        return found
+
+    def read(self):
+        with open(self.path(), encoding="utf-8") as f:
+            return json.load(f)
+
+    def seen(self):
+        return self.read()["seen"]
+
+    def write(self, value):
+        with open(self.path(), "w", encoding="utf-8") as f:
+            json.dump(value, f)
+
+
+def times_slower(value, k):
+    """Rates of a machine k times slower."""
+    scaled = {name: x * k for name, x in value.items() if name.endswith("_s") and name != "rows_s" and "bytes" not in name}
+    scaled |= {name: x / k for name, x in value.items() if name.endswith("bytes_s")}
+    return {**value, **scaled, "rows_s": [x * k for x in value["rows_s"]]}
+
+
+NOTHING_SEEN = {"full": 1, "recompute": 1, "disk": 1}
+
+
 @h.test
 def runs_teach_the_plan():
-    env, model = cache("taught"), h.tiny()
-    full = h.run_json(model, *ARGS, "--policy", "full")
+    full = h.run_json(h.tiny(), *ARGS, "--policy", "full")
     for budget in (full["kv"]["peak_bytes"] * 3 // 4, 1 << 30):
+        rates = Rates(f"taught{budget}")
         # Measured first: by a plan of the same settings, for a context of the same length.
-        args = ("--spill-dir", spill_folder(), "--kv-budget", budget, "--json")
-        asked = ("plan", "-m", model, "--threads", 2, "--context", full["prompt_tokens"] + 40, "-n", 40, *args)
-        tiers = h.kvd(*asked, "--recalibrate", env=env, expect=h.DONE).json()["tiers"]
-        chosen = [t for t in tiers if t["chosen"]][0]
-        path, = glob.glob(os.path.join(env["XDG_CACHE_HOME"], "kvd", "rates-*.json"))
+        args = ("--spill-dir", spill_folder(), "--kv-budget", budget)
+        asked = ("plan", "-m", h.tiny(), "--threads", 2, "--context", full["prompt_tokens"] + 40, "-n", 40, *args, "--json")
+        chosen = [t for t in h.kvd(*asked, env=rates.env, expect=h.DONE).json()["tiers"] if t["chosen"]][0]
+        h.equal(rates.seen(), NOTHING_SEEN, "before")
 
-        def seen():
-            with open(path, encoding="utf-8") as f:
-                return json.load(f)["seen"]
+        def run(n, *more, expect=h.DONE):
+            h.kvd("run", "-m", h.tiny(), *ARGS, "-n", n, *args, *more, env=rates.env, expect=expect)
 
-        h.equal(seen(), {"full": 1, "recompute": 1, "disk": 1}, "before")
-        h.equal(h.kvd("run", "-m", model, *ARGS, "-n", 8, *args, env=env, expect=h.DONE).json()["generated_tokens"], 8)
-        h.equal(seen(), {"full": 1, "recompute": 1, "disk": 1}, "after too few tokens")
-        h.kvd("run", "-m", model, *ARGS, "-n", 40, *args, env=env, expect=h.DONE)
-        after = seen()
-        h.equal([t for t in after if after[t] != 1], [chosen["tier"]], "what was taught")
-        h.kvd("run", "-m", model, *ARGS, "-n", 40, *args, "--policy", "full", env=env)
-        h.kvd("run", "-m", model, *ARGS, "-n", 40, *args, "--evict-to", "recompute", env=env)
-        h.equal(seen(), after, "by a run that follows no plan")
+        run(8)
+        h.equal(rates.seen(), NOTHING_SEEN, "after too few tokens")
+        run(40)
+        after = rates.seen()
+        changed = [t for t in after if after[t] != 1]
+        h.check(len(changed) == 1 and changed[0] in ("full", chosen["tier"]), f"{after} after {chosen['tier']}")
+        run(40, "--policy", "full", expect=None)
+        run(40, "--evict-to", "recompute")
+        h.equal(rates.seen(), after, "by a run that follows no plan")
         # Slower runs, a slower prediction.
-        with open(path, encoding="utf-8") as f:
-            value = json.load(f)
-        value["seen"][chosen["tier"]] = 16
-        with open(path, "w", encoding="utf-8") as f:
-            json.dump(value, f)
-        now = {t["tier"]: t for t in h.kvd(*asked, env=env, expect=h.DONE).json()["tiers"]}[chosen["tier"]]
+        rates.write({**rates.read(), "seen": {**NOTHING_SEEN, chosen["tier"]: 16}})
+        now = {t["tier"]: t for t in h.kvd(*asked, env=rates.env, expect=h.DONE).json()["tiers"]}[chosen["tier"]]
         h.check(now["decode_tokens_per_s"] < chosen["decode_tokens_per_s"], f"{now} after {chosen}")
-        os.unlink(path)
+
+
+@h.test
+def what_is_learnt_has_a_direction_and_a_limit():
+    rates = Rates("learnt")
+    args = ("run", "-m", h.tiny(), *ARGS, "-n", 40, "--spill-dir", spill_folder(), "--kv-budget", 1 << 30)
+    h.kvd(*args, "--recalibrate", env=rates.env, expect=h.DONE)
+    good = {**rates.read(), "seen": {"full": 1, "recompute": 2, "disk": 0.5}}
+    for slower, factor in ((1e-4, 2 ** 0.5), (1e5, 0.5 ** 0.5)):
+        rates.write(times_slower(good, slower))
+        h.kvd(*args, env=rates.env, expect=h.DONE)
+        got, wanted = rates.seen(), {"full": factor, "recompute": 2 ** 0.9, "disk": 0.5 ** 0.9}
+        h.check(all(abs(got[t] / wanted[t] - 1) < 1e-6 for t in wanted), f"{got}, expected {wanted}")
+    # Ten times over, at a machine that is far off all the time: no further than the limit.
+    for _ in range(10):
+        rates.write({**times_slower(good, 1e-4), "seen": rates.seen()})
+        h.kvd(*args, env=rates.env, expect=h.DONE)
+    h.check(15.9 < rates.seen()["full"] <= 16, f"{rates.seen()}")
+    # Where nothing is evicted a run says nothing of those who evict.
+    for more in (("--kv-tokens", 4000), ("--kv-tokens", 4000, "--evict-to", "auto")):
+        rates.write({**good, "seen": NOTHING_SEEN})
+        h.kvd(*args, *more, env=rates.env, expect=h.DONE)
+        seen = rates.seen()
+        h.equal((seen["recompute"], seen["disk"]), (1, 1), f"with {more}")
+    # Forgotten on demand, also where all fits.
+    h.check("measuring" in h.kvd(*args, "--recalibrate", env=rates.env, expect=h.DONE).err, "--recalibrate did not measure")
+    h.check(0.5 <= rates.seen()["full"] <= 2, f"{rates.seen()}")
 
 
 @h.test

@@ -168,7 +168,7 @@ def a_text_of_ones_own():
     h.check("text_hash" in r["settings"], f"settings: {r['settings']}")
     other = run("baselines", "--quick", "-n", 3, "--policies", "window:64")
     h.check(r["settings"]["prompts_hash"] != other["settings"]["prompts_hash"], "the text was not used")
-    h.refused(h.USAGE, "lab", "baselines", "-m", h.tiny(), "--quick", "-f", h.write("short.txt", "too short"), names=("512",))
+    h.refused(h.BAD_FILE, "lab", "baselines", "-m", h.tiny(), "--quick", "-f", h.write("short.txt", "too short"), names=("512",))
 
 
 @h.test

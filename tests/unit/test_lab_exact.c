@@ -161,7 +161,7 @@ static void test_prompts(void **state)
     assert_int_equal(lab_prompts(&l, r, 2, 6, &ids, &err), 0);
     check(memcmp(ids + 1, ids + 7, 5 * sizeof *ids), "both prompts are from one place");
     free(ids);
-    assert_int_equal(lab_prompts(&l, r, 1, 600, &ids, &err), KVD_E_ARG);
+    assert_int_equal(lab_prompts(&l, r, 1, 600, &ids, &err), KVD_E_ENCODING);
     json_decref(r);
     tiny_free(&m);
 }
