@@ -48,6 +48,7 @@ typedef struct {
     lab_tasks data;
     task_ids *tasks;  /* [n_tasks] */
     int64_t n_tasks, n_policies;
+    int64_t beyond_64; /* endings of more tokens than that, with their context */
     answers now, full;
     bool has_full;
 } evaluation;
@@ -292,7 +293,7 @@ static int tokenise(const evaluation *v, const lab_task *task, task_ids *t)
 static int read_tasks(evaluation *v)
 {
     const lab *l = v->l;
-    int64_t longest = 0, beyond_64 = 0;
+    int64_t longest = 0;
     if (!l->text)
         return lab_fail(v->err, KVD_E_ARG, "hellaswag needs a file of tasks");
     int rc = lab_tasks_read(&v->data, l->text, l->n_text, v->err);
@@ -308,7 +309,7 @@ static int read_tasks(evaluation *v)
         rc = tokenise(v, &v->data.task[i], t);
         for (int e = 0; !rc && e < LAB_ENDINGS; e++) {
             longest = t->n[e] > longest ? t->n[e] : longest;
-            beyond_64 += t->n[e] > 64;
+            v->beyond_64 += t->n[e] > 64;
         }
         if (!rc && longest > l->info.trained_context_tokens)
             rc = lab_fail(v->err, KVD_E_RANGE, "line %lld: a task of %lld tokens, the model's context is %lld", (long long)v->data.task[i].line,
@@ -321,7 +322,7 @@ static int read_tasks(evaluation *v)
     lab_setting(v->result, "tasks_hash", json_string(hex));
     lab_setting(v->result, "form", json_string(v->data.json ? "JSONL" : "six lines"));
     lab_setting(v->result, "longest_tokens", json_integer((json_int_t)longest));
-    lab_setting(v->result, "endings_beyond_64_tokens", json_integer((json_int_t)beyond_64));
+    lab_setting(v->result, "endings_beyond_64_tokens", json_integer((json_int_t)v->beyond_64));
     return rc;
 }
 
@@ -333,7 +334,7 @@ int lab_hellaswag(const lab *l, json_t *result, kvd_error *err)
         lab_note(result, "0-shot, the first %lld tasks of the file. acc: greatest sum of log probabilities of an ending's tokens; acc_norm (per token): divided by their number behind the common beginning, as llama.cpp does it; acc_norm (per byte): of all tokens behind the context, divided by the ending's bytes, as lm-evaluation-harness does it (there: characters).",
                  (long long)v.n_tasks);
         lab_note(result, "%lld of %lld endings have more than 64 tokens with their context: only there has a window of 64 anything to forget.",
-                 (long long)json_integer_value(json_object_get(json_object_get(result, "settings"), "endings_beyond_64_tokens")), (long long)v.n_tasks * LAB_ENDINGS);
+                 (long long)v.beyond_64, (long long)v.n_tasks * LAB_ENDINGS);
         lab_note(result, "Policies that forget read the context at once and then the ending token by token.");
         rc = all_policies(&v);
     }

@@ -73,7 +73,7 @@ static void print_tiers(const planning *p, const kvd_plan *b)
         if (t.fits)
             printf("%10lld %12.1f %12.1f%s\n", (long long)t.resident_tokens, t.prefill_tokens_per_s, t.decode_tokens_per_s, t.chosen ? "  <- auto" : "");
         else
-            printf("%10s\n", i == 2 && p->rates.disk_read_bytes_s <= 0 ? "no folder (--spill-dir)" : "does not fit");
+            printf("%10s\n", i < 2 || p->rates.disk_read_bytes_s > 0 ? "does not fit" : p->c->so.spill_dir ? "no disk with room there" : "no folder (--spill-dir)");
     }
 }
 

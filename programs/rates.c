@@ -166,7 +166,7 @@ static bool may_serve_now(const char *dir)
 {
     struct statfs fs;
     return !statfs(dir, &fs) && (unsigned long)fs.f_type != 0x01021994ul /* tmpfs */ && (unsigned long)fs.f_type != 0x858458f6ul /* ramfs */ &&
-           (double)fs.f_bavail * (double)fs.f_bsize >= 64e6;
+           (double)fs.f_bavail * (double)fs.f_bsize >= 16e6;
 }
 
 int cli_rates(cli *c, kvd_model *m, kvd_rates *r)

@@ -15,16 +15,10 @@ bool kvd__disk_wanted(const kvd_session *s)
  * which are then read in every pass. The file grows in steps of 256 tokens. */
 enum { SEGMENT_COST_BYTES = 56 << 10, SEGMENT_BYTES = 512 << 10, GROW_BLOCKS = 16 };
 
-/* Bytes of a layer's block in the file. */
-static int64_t record_bytes(const kvd_kv_shape *s)
-{
-    return (kvd__kv_block_bytes(s) + KVD__SPILL_ALIGN - 1) / KVD__SPILL_ALIGN * KVD__SPILL_ALIGN;
-}
-
 int64_t kvd__disk_largest_segment(const kvd_kv_shape *s)
 {
     int64_t blocks = KVD__TILE_BLOCKS;
-    while (2 * blocks * record_bytes(s) <= SEGMENT_BYTES)
+    while (2 * blocks * kvd__spill_record_bytes(s) <= SEGMENT_BYTES)
         blocks *= 2;
     return blocks;
 }
@@ -43,7 +37,7 @@ kvd_spill_options kvd__disk_options(const struct kvd_model *m, const kvd_kv_shap
     kvd__spill_defaults(&o);
     o.dir = dir;
     /* A chat grows: room for more than asked, and whole tiles, so that it can. */
-    int64_t column = kvd__kv_block_bytes(shape) * shape->n_layers, record = record_bytes(shape), step = GROW_BLOCKS;
+    int64_t column = kvd__kv_block_bytes(shape) * shape->n_layers, record = kvd__spill_record_bytes(shape), step = GROW_BLOCKS;
     o.max_blocks = kvd__min64((kvd__blocks(n_tokens + n_tokens / 2) / step + 1) * step, kvd__blocks(m->config.n_ctx));
     /* What is left lets a piece of a prompt have 32 tokens. */
     int64_t most = budget_bytes - kvd__disk_least_bytes(shape, n_tokens) - 2 * (column + KVD__BLOCK * shape->stream_row_bytes);

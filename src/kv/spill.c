@@ -50,6 +50,12 @@ static bool mul(int64_t a, int64_t b, int64_t *out) { return !__builtin_mul_over
 static bool add(int64_t a, int64_t b, int64_t *out) { return !__builtin_add_overflow(a, b, out); }
 static int64_t per_block(int n_layers) { return n_layers * (int64_t)sizeof(uint64_t) + (int64_t)sizeof(uint16_t); }
 
+int64_t kvd__spill_record_bytes(const kvd_kv_shape *s)
+{
+    int64_t block = kvd__min64(kvd__kv_block_bytes(s), INT64_MAX / 4);
+    return (block + KVD__SPILL_ALIGN - 1) / KVD__SPILL_ALIGN * KVD__SPILL_ALIGN;
+}
+
 /* False: the options (or the shape) can not be. */
 static bool measure(const kvd_kv_shape *s, const kvd_spill_options *o, sizes *z)
 {
@@ -58,9 +64,9 @@ static bool measure(const kvd_kv_shape *s, const kvd_spill_options *o, sizes *z)
         o->n_readers > KVD__SPILL_MAX_READERS)
         return false;
     z->block = kvd__kv_block_bytes(s);
-    if (z->block <= 0 || !add(z->block, KVD__SPILL_ALIGN - 1, &z->record))
+    if (z->block <= 0)
         return false;
-    z->record = z->record / KVD__SPILL_ALIGN * KVD__SPILL_ALIGN;
+    z->record = kvd__spill_record_bytes(s);
     z->segment_blocks = kvd__min64(o->segment_blocks, o->max_blocks);
     z->write_blocks = kvd__min64(o->write_blocks, o->max_blocks);
     int64_t records, n;

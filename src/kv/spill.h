@@ -92,6 +92,9 @@ enum { KVD__SPILL_MAX_SLOTS = 1024, KVD__SPILL_MAX_READERS = 16, KVD__SPILL_MAX_
 /* The defaults named above; dir and max_blocks are left to be set. */
 void kvd__spill_defaults(kvd_spill_options *o);
 
+/* Bytes of a layer's block in the file and in the ring, INT64_MAX / 2 at most. Pure. */
+int64_t kvd__spill_record_bytes(const kvd_kv_shape *s);
+
 /* Context memory that kvd__spill_create takes (LAYER and CHECKPOINT together), and
  * bytes that it reserves on disk. Pure; INT64_MAX for options that can not be. */
 int64_t kvd__spill_bytes(const kvd_kv_shape *s, const kvd_spill_options *o);
