@@ -19,6 +19,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <termios.h>
 #include <unistd.h>
 #include <wchar.h>
@@ -36,6 +37,7 @@ struct liner {
     const char *prompt;
     unsigned char in[4096];
     size_t at, n; /* in[at..n) is still to be taken */
+    size_t n_typed_ahead; /* bytes that come next and were typed when the line discipline had the terminal */
     bool end, failed;
     char *line; /* [cap] */
     size_t len, cap;
@@ -176,6 +178,9 @@ static bool fill(liner *l)
     l->at = 0;
     l->n = got > 0 ? (size_t)got : 0;
     l->end = got == 0;
+    for (size_t i = 0; i < l->n && l->n_typed_ahead; i++, l->n_typed_ahead--)
+        if (l->in[i] == 0)
+            l->in[i] = 4; /* what is left of a Ctrl-D there */
     if (got < 0 && l->terminal && errno == EIO) /* the terminal is gone */
         l->end = true;
     else if (got < 0) {
@@ -238,6 +243,16 @@ static char *el_prompt(EditLine *el)
     return text;
 }
 
+/* The terminal is the editor's before the prompt says so: libedit takes it only for the
+ * first character, and a Ctrl-D that comes in between is one for the line discipline,
+ * which leaves a 0 in its place. So does a Ctrl-D that was typed during an answer. */
+static void take_terminal(liner *l)
+{
+    int n = 0;
+    el_set(l->el, EL_PREP_TERM, 1);
+    l->n_typed_ahead = ioctl(STDIN_FILENO, FIONREAD, &n) ? 0 : (size_t)n;
+}
+
 static int el_character(EditLine *el, wchar_t *out)
 {
     liner *l;
@@ -259,6 +274,7 @@ static int el_character(EditLine *el, wchar_t *out)
 static bool edited_line(liner *l)
 {
     int n = 0;
+    take_terminal(l);
     const char *text = el_gets(l->el, &n);
     if (stop_asked || l->failed)
         return false;

@@ -537,6 +537,23 @@ def ctrl_c_clears_the_line_then_ends():
 
 
 @h.test
+def ctrl_d_counts_whenever_it_is_typed():
+    # During the answer, or between prompt and editor: the line discipline takes it then.
+    for term in ("dumb", "xterm"):
+        t = Terminal("-n", "400", "--ignore-eos", term=term)
+        t.read(b"> ")
+        t.send(b"hello\n")
+        t.read(b"hello\r\n")
+        t.send(b"\x04")
+        h.equal(t.end().code, h.DONE, f"exit with TERM={term}")
+        t = Terminal(term=term)
+        t.send(b"/stats\n\x04")  # before it listens at all
+        r = t.end()
+        h.equal(r.code, h.DONE, f"exit with TERM={term}")
+        h.check(b": on" in r.out, f"the line before it\n{r}")
+
+
+@h.test
 def ctrl_c_stops_an_answer_at_a_terminal():
     t = Terminal("-n", "-1", "--ignore-eos", model=h.tiny("--context", "20000"))
     t.read(b"> ")
