@@ -162,6 +162,12 @@ def kvd(*args, stdin=b"", env=None, expect=None, **popen):
     return result
 
 
+def start(*args):
+    """Start the program with pipes at its output: the command, the process."""
+    command = [KVD, *map(str, args)]
+    return command, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+
+
 def start_unread(*args, stdin=subprocess.DEVNULL):
     """Start the program with its output in a pipe of one page that nobody reads yet, so that a
     longer answer can not end by itself: the command, the process, the pipe's end. Nothing is read

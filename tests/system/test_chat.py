@@ -463,6 +463,13 @@ class Terminal:
     def send(self, data):
         os.write(self.fd, data)
 
+    def leave(self, data):
+        """Type what ends it, and see that it does."""
+        self.send(data)
+        r = self.end()
+        h.equal(r.code, h.DONE, f"exit\n{r}")
+        return r
+
     def end(self):
         try:
             while part := os.read(self.fd, 65536):
@@ -498,8 +505,7 @@ def the_line_editor_edits():
         t.send(b"/hexlp\x7f\x7f\x7flp\n")
         t.read(b"//text")
         t.read(b"> ")
-        t.send(b"\x04")
-        h.equal(t.end().code, h.DONE, f"exit with TERM={term}")
+        t.leave(b"\x04")
 
 
 @h.test
@@ -532,8 +538,7 @@ def ctrl_c_clears_the_line_then_ends():
         t.read(b"> ")
         t.send(b"\x03")
         t.read(b"again")
-        t.send(b"\x03")
-        h.equal(t.end().code, h.DONE, f"exit with TERM={term}")
+        t.leave(b"\x03")
 
 
 @h.test
@@ -544,12 +549,9 @@ def ctrl_d_counts_whenever_it_is_typed():
         t.read(b"> ")
         t.send(b"hello\n")
         t.read(b"hello\r\n")
-        t.send(b"\x04")
-        h.equal(t.end().code, h.DONE, f"exit with TERM={term}")
+        t.leave(b"\x04")
         t = Terminal(term=term)
-        t.send(b"/stats\n\x04")  # before it listens at all
-        r = t.end()
-        h.equal(r.code, h.DONE, f"exit with TERM={term}")
+        r = t.leave(b"/stats\n\x04")  # before it listens at all
         h.check(b": on" in r.out, f"the line before it\n{r}")
 
 
@@ -564,8 +566,7 @@ def ctrl_c_stops_an_answer_at_a_terminal():
     t.send(b"\x03")
     t.read(b"kvd: stopped")
     t.read(b"> ")
-    t.send(b"/quit\n")
-    h.equal(t.end().code, h.DONE)
+    t.leave(b"/quit\n")
 
 
 @h.test

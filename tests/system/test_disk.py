@@ -139,9 +139,9 @@ def a_relative_folder_is_that_of_the_start():
 @h.test
 def two_processes_share_a_folder():
     full = h.run_json(h.tiny(), *ARGS, "--policy", "full")
-    command = [h.KVD, "run", "-m", h.tiny(), "--json", *ARGS, "--kv-tokens", "32", "--evict-to", "disk", "--spill-dir", spill_folder()]
-    both = [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=h.environment()) for _ in range(2)]
-    for p in both:
+    args = ("run", "-m", h.tiny(), "--json", *ARGS, "--kv-tokens", "32", "--evict-to", "disk", "--spill-dir", spill_folder())
+    both = [h.start(*args) for _ in range(2)]
+    for _, p in both:
         out, err = p.communicate(timeout=h.TIMEOUT_S)
         h.equal(p.returncode, h.DONE, f"exit: {err}")
         h.equal(json.loads(out)["receipt"], full["receipt"], "receipt")
@@ -358,31 +358,6 @@ def plan_writes_its_curve():
     h.equal(r.code, h.BAD_FILE, f"exit\n{r}")
 
 
-@h.test
-def a_spoilt_cache_is_measured_again():
-    env = cache("spoilt")
-    plan(env=env, expect=h.DONE)
-    files = glob.glob(os.path.join(env["XDG_CACHE_HOME"], "kvd", "rates-*.json"))
-    h.equal(len(files), 1, "files of rates")
-    with open(files[0], encoding="utf-8") as f:
-        good = json.load(f)
-    spoilt = [b"", b"{", b"[]", b"null", b"\xff\xfe", b"{}" * 9, json.dumps({**good, "key": "another"}).encode()]
-    for change in ({"rows": [0, 1, 2, 3, 4]}, {"rows": [5, 4, 3, 2, 1]}, {"rows": [2, 4, 16, 64, 256]}, {"rows": []}, {"rows_s": [1, 2, 3, 4, 0]},
-                   {"rows_s": [1e300] * 5}, {"rows_s": "x"}, {"head_s": -1}, {"disk_read_bytes_s": 1e300}, {"rows_s": [1e-300] * 5}, {"head_s": None}, {"disk_read_bytes_s": "x"}, {"seen": {}}, {"seen": [1, 1, 1]},
-                   {"seen": {**good["seen"], "disk": 0}}, {"seen": {**good["seen"], "full": 1e9}}):
-        spoilt.append(json.dumps({**good, **change}).encode())
-    for data in spoilt:
-        with open(files[0], "wb") as f:
-            f.write(data)
-        r = plan(env=env, expect=h.DONE)
-        h.check("measuring" in r.err, f"believed {data[:200]!r}\n{r}")
-    h.equal(plan(env=env, expect=h.DONE).err, "", "stderr with a good cache")
-    h.check("measuring" in plan("--recalibrate", env=env, expect=h.DONE).err, "--recalibrate did not measure")
-    os.unlink(files[0])
-    os.mkfifo(files[0])
-    h.check("measuring" in plan(env=env, expect=h.DONE).err, "a pipe was believed")
-
-
 class Rates:
     """The file of rates in a cache folder of its own."""
 
@@ -390,8 +365,9 @@ class Rates:
         self.env = cache(name)
 
     def path(self):
-        found, = glob.glob(os.path.join(self.env["XDG_CACHE_HOME"], "kvd", "rates-*.json"))
-        return found
+        found = glob.glob(os.path.join(self.env["XDG_CACHE_HOME"], "kvd", "rates-*.json"))
+        h.equal(len(found), 1, "files of rates")
+        return found[0]
 
     def read(self):
         with open(self.path(), encoding="utf-8") as f:
@@ -401,8 +377,35 @@ class Rates:
         return self.read()["seen"]
 
     def write(self, value):
-        with open(self.path(), "w", encoding="utf-8") as f:
-            json.dump(value, f)
+        self.write_bytes(json.dumps(value).encode())
+
+    def write_bytes(self, data):
+        with open(self.path(), "wb") as f:
+            f.write(data)
+
+
+@h.test
+def a_spoilt_cache_is_measured_again():
+    rates = Rates("spoilt")
+    env = rates.env
+    plan(env=env, expect=h.DONE)
+    good = rates.read()
+    spoilt = [b"", b"{", b"[]", b"null", b"\xff\xfe", b"{}" * 9, json.dumps({**good, "key": "another"}).encode()]
+    for change in ({"rows": [0, 1, 2, 3, 4]}, {"rows": [5, 4, 3, 2, 1]}, {"rows": [2, 4, 16, 64, 256]}, {"rows": []}, {"rows_s": [1, 2, 3, 4, 0]},
+                   {"rows_s": [1e300] * 5}, {"rows_s": "x"}, {"head_s": -1}, {"disk_read_bytes_s": 1e300},
+                   {"rows_s": [1e-300] * 5}, {"head_s": None}, {"disk_read_bytes_s": "x"}, {"seen": {}}, {"seen": [1, 1, 1]},
+                   {"seen": {**good["seen"], "disk": 0}}, {"seen": {**good["seen"], "full": 1e9}}):
+        spoilt.append(json.dumps({**good, **change}).encode())
+    for data in spoilt:
+        rates.write_bytes(data)
+        r = plan(env=env, expect=h.DONE)
+        h.check("measuring" in r.err, f"believed {data[:200]!r}\n{r}")
+    h.equal(plan(env=env, expect=h.DONE).err, "", "stderr with a good cache")
+    h.check("measuring" in plan("--recalibrate", env=env, expect=h.DONE).err, "--recalibrate did not measure")
+    path = rates.path()
+    os.unlink(path)
+    os.mkfifo(path)
+    h.check("measuring" in plan(env=env, expect=h.DONE).err, "a pipe was believed")
 
 
 def times_slower(value, k):

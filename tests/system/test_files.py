@@ -133,8 +133,7 @@ def links_stay_links():
 
 @h.test
 def a_reader_that_goes_away_is_no_crash():
-    command = [h.KVD, "run", "-m", h.tiny(), "--raw", "-p", "x", "-n", "1500", "--ignore-eos"]
-    p = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=h.environment())
+    command, p = h.start("run", "-m", h.tiny(), "--raw", "-p", "x", "-n", "1500", "--ignore-eos")
     p.stdout.close()
     err = p.stderr.read().decode(errors="replace")
     h.watch(h.Result(command, p.wait(h.TIMEOUT_S), b"", err))

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 
 import harness as h
 
@@ -146,8 +145,7 @@ def interrupted():
     # The text comes through a pipe with a name: it is read when the program listens to signals.
     fifo = os.path.join(h.folder(), "text.fifo")
     os.mkfifo(fifo)
-    command = [h.KVD, "lab", "truncate", "-m", h.tiny(), "-f", fifo]
-    p = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=h.environment())
+    command, p = h.start("lab", "truncate", "-m", h.tiny(), "-f", fifo)
     with open(fifo, "wb") as f:
         f.write(TEXT.encode())
         f.flush()

@@ -4,7 +4,6 @@ import array
 import importlib.util
 import os
 import signal
-import subprocess
 import sys
 
 import harness as h
@@ -173,8 +172,7 @@ def nothing_but_numeric_errors():
 @h.test
 def interrupted():
     for more in ((), ("--json",)):
-        command = [h.KVD, "verify", "-m", h.tiny(), "--full", "--cpu", "scalar", *more]
-        p = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=h.environment())
+        command, p = h.start("verify", "-m", h.tiny(), "--full", "--cpu", "scalar", *more)
         first = b"" if more else p.stdout.read(1)  # it has begun, and is far from done
         p.send_signal(signal.SIGINT)
         out, err = p.communicate(timeout=h.TIMEOUT_S)
