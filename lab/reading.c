@@ -15,11 +15,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "lab/runs.h"
+#include "lab/whole_file.h"
 
 enum {
     PAGE = 4096,
@@ -27,8 +27,7 @@ enum {
     MIB = 1 << 20,
     LEAST_ARENA = 64 * MIB, MOST_ARENA = 512 * MIB, UNKNOWN_ARENA = 256 * MIB,
     LEAST_FILE = 16 * MIB,
-    MAX_THREADS = 256,
-    TMPFS = 0x01021994           /* linux/magic.h */
+    MAX_THREADS = 256
 };
 
 struct lab_reader {
@@ -87,9 +86,8 @@ static void open_disk(lab_reader *r, const char *dir)
         snprintf(r->no_disk, sizeof r->no_disk, "no folder for spill files was given");
         return;
     }
-    struct statfs st;
-    if (!statfs(dir, &st) && st.f_type == TMPFS) {
-        snprintf(r->no_disk, sizeof r->no_disk, "the folder for spill files is in memory (tmpfs)");
+    if (lab_file_in_memory(dir)) {
+        snprintf(r->no_disk, sizeof r->no_disk, "the folder for spill files is in memory");
         return;
     }
     r->file_bytes = round_up(greater(LEAST_FILE, 4 * r->max_bytes), MIB);

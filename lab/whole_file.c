@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "lab/lab.h"
@@ -113,4 +114,10 @@ void lab_file_clear(const char *folder)
             unlinkat(dirfd(d), e->d_name, 0);
     if (d)
         closedir(d);
+}
+
+bool lab_file_in_memory(const char *folder)
+{
+    struct statfs fs;
+    return !statfs(folder, &fs) && ((uint32_t)fs.f_type == 0x01021994 || (uint32_t)fs.f_type == 0x858458f6); /* linux/magic.h: tmpfs, ramfs */
 }

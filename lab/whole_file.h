@@ -31,4 +31,7 @@ int lab_file_tsv(const char *path, const json_t *table, kvd_error *err);
  * no more. */
 void lab_file_clear(const char *folder);
 
+/* Is the folder's file system in memory (tmpfs, ramfs)? False where that can not be told. */
+bool lab_file_in_memory(const char *folder);
+
 #endif

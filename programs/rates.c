@@ -165,15 +165,14 @@ static kvd_rates expected(const record *x)
 static bool may_serve_now(const char *dir)
 {
     struct statfs fs;
-    return !statfs(dir, &fs) && (unsigned long)fs.f_type != 0x01021994ul /* tmpfs */ && (unsigned long)fs.f_type != 0x858458f6ul /* ramfs */ &&
-           (double)fs.f_bavail * (double)fs.f_bsize >= 16e6;
+    return !lab_file_in_memory(dir) && !statfs(dir, &fs) && (double)fs.f_bavail * (double)fs.f_bsize >= 16e6;
 }
 
 int cli_rates(cli *c, kvd_model *m, kvd_rates *r)
 {
     char key[4096], path[4300];
     kvd_error err;
-    record x = {.seen = {1, 1, 1}};
+    record x;
     key_of(c, m, c->so.spill_dir, key, sizeof key);
     file_of(c, key, path, sizeof path);
     bool known = !c->recalibrate && *c->cache_dir && read_record(path, key, &x);
@@ -214,9 +213,9 @@ static double seconds(const planned_run *run, record x, int teach, double f)
  * because something else takes the time, it stays. */
 static double solve(const planned_run *run, const record *x, int teach, double seen)
 {
-    double near = x->seen[teach], far = near * (seconds(run, *x, teach, near) < seen ? 2 : 0.5);
-    double at_near = seconds(run, *x, teach, near), at_far = seconds(run, *x, teach, far);
-    bool slower = far > near;
+    double near = x->seen[teach], at_near = seconds(run, *x, teach, near);
+    bool slower = at_near < seen;
+    double far = near * (slower ? 2 : 0.5), at_far = seconds(run, *x, teach, far);
     if (slower ? at_far <= at_near : at_far >= at_near)
         return near;
     if (slower ? seen > at_far : seen < at_far)

@@ -157,7 +157,7 @@ kvd_tier kvd__plan_choose(const kvd_plan_of_tier plans[KVD_TIER_COUNT], int64_t 
     double least = 0;
     if (plans[KVD_TIER_FULL].fits) /* nothing is evicted, whatever noise says */
         return KVD_TIER_FULL;
-    for (int i = 0; i < KVD_TIER_COUNT; i++) {
+    for (int i = KVD_TIER_FULL + 1; i < KVD_TIER_COUNT; i++) {
         if (!plans[i].fits)
             continue;
         double t = plans[i].prefill_s + (double)n_new / plans[i].decode_tokens_per_s;
